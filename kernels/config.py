@@ -1,0 +1,209 @@
+"""The knobs: one frozen class per architecture, holding exactly what its template reads. Everything else is derived.
+
+A knob is a field with a default. A stored config that lacks a newer knob means its default, so old records stay
+readable; an unknown knob is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from math import ceil
+from typing import Any, ClassVar, Self
+
+from kernels.arch import SM_90A, SM_100A, Arch, arch_named
+from kernels.errors import ConfigError
+from kernels.problem import ELEMENT_BYTES, GemmProblem
+
+Rasters = ("m", "n", "m-serpentine", "n-serpentine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmConfig:
+    """Knobs that both templates read.
+
+    pipe_depth: stages of the shared-memory ring that TMA fills and the MMA drains
+    cta_group: CTAs of a cluster that work on one cluster tile
+    num_consumers: MMA consumers of a CTA, each with its own rows of A, sharing the staged B tile
+    blk_m: rows of A that one consumer of one CTA owns
+    blk_n: rows of B that one CTA stages
+    blk_k: K elements of one stage
+    l2_group_size: rows of tiles walked together so that B stays in L2
+    raster: which way tiles are numbered first, and whether blocks of tiles are walked in a serpentine
+    epi_n: columns of one epilogue chunk
+    epi_stages: staging buffers of the epilogue, per consumer
+    """
+
+    arch: ClassVar[Arch]
+
+    pipe_depth: int = 4
+    cta_group: int = 1
+    num_consumers: int = 2
+    blk_m: int = 64
+    blk_n: int = 256
+    blk_k: int = 64
+    l2_group_size: int = 8
+    raster: str = "m"
+    epi_n: int = 64
+    epi_stages: int = 2
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind = type(field.default)
+            if type(value) is not kind:
+                raise ConfigError(
+                    f"knob {field.name} must be {kind.__name__}, got {value!r}", knob=field.name
+                )
+            if kind is int and value < 1:
+                raise ConfigError(f"knob {field.name} must be at least 1, got {value}", knob=field.name)
+        if self.raster not in Rasters:
+            raise ConfigError(f"knob raster must be one of {', '.join(Rasters)}, got {self.raster!r}", knob="raster")
+
+    @classmethod
+    def knobs(cls) -> tuple[str, ...]:
+        """Names of the knobs, in the order in which they are printed."""
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def from_dict(cls, knobs: dict[str, Any]) -> Self:
+        """Raises ConfigError for an unknown knob or a value of the wrong type."""
+        unknown = sorted(set(knobs) - set(cls.knobs()))
+        if unknown:
+            raise ConfigError(
+                f"unknown knob {unknown[0]!r} for {cls.arch.name}: knobs are {', '.join(cls.knobs())}", knob=unknown[0]
+            )
+        return cls(**knobs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every knob with its value."""
+        return asdict(self)
+
+    @property
+    def key(self) -> str:
+        """Canonical text: equal for equal configs of one architecture."""
+        return f"{self.arch.name}:{json.dumps(self.to_dict(), sort_keys=True, separators=(',', ':'))}"
+
+    # ------------------------------------------------------------------ derived geometry
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of A that one CTA stages."""
+        return self.num_consumers * self.blk_m
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of D that one cluster computes at a time."""
+        raise NotImplementedError
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of one CTA, in bytes."""
+        return ELEMENT_BYTES * self.blk_k * (self.cta_rows + self.blk_n)
+
+    @property
+    def epilogue_bytes(self) -> int:
+        """Shared memory of all epilogue staging buffers of one CTA, in bytes."""
+        raise NotImplementedError
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return 128 * (self.num_consumers + 1)
+
+    @property
+    def serpentine(self) -> bool:
+        """Whether blocks of tiles are walked in a serpentine."""
+        return self.raster.endswith("-serpentine")
+
+    @property
+    def along_n(self) -> bool:
+        """Whether groups are formed from columns of tiles instead of rows."""
+        return self.raster.startswith("n")
+
+    def cluster_tiles(self, problem: GemmProblem) -> tuple[int, int]:
+        """Cluster tiles along M and N."""
+        rows, cols = self.cluster_tile
+        return ceil(problem.m / rows), ceil(problem.n / cols)
+
+    def clusters(self, problem: GemmProblem, sm_count: int) -> int:
+        """Clusters launched: persistent, so at most what the SMs hold at one CTA each."""
+        tiles_m, tiles_n = self.cluster_tiles(problem)
+        return min(sm_count // self.cta_group, tiles_m * tiles_n)
+
+    def k_blocks(self, problem: GemmProblem) -> int:
+        """Stages that one tile consumes."""
+        return ceil(problem.k / self.blk_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm90GemmConfig(GemmConfig):
+    """Knobs of the Hopper template (TMA, wgmma, cluster multicast).
+
+    share: operand that a cluster of two multicasts: "B" stacks the CTAs along M, "A" along N
+    """
+
+    arch: ClassVar[Arch] = SM_90A
+
+    share: str = "B"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share not in ("A", "B"):
+            raise ConfigError(f"knob share must be 'A' or 'B', got {self.share!r}", knob="share")
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """The two CTAs of a cluster stand along M when they share B, along N when they share A."""
+        if self.share == "B":
+            return self.cta_group * self.cta_rows, self.blk_n
+        return self.cta_rows, self.cta_group * self.blk_n
+
+    @property
+    def epilogue_bytes(self) -> int:
+        """One buffer holds 64 rows, what one wgmma of a warpgroup produces."""
+        return ELEMENT_BYTES * self.num_consumers * self.epi_stages * 64 * self.epi_n
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm100GemmConfig(GemmConfig):
+    """Knobs of the Blackwell template (TMA, tcgen05, tensor memory, CTA pair).
+
+    acc_stages: accumulator slots in tensor memory of each consumer, so that writeback overlaps the next tile
+    """
+
+    arch: ClassVar[Arch] = SM_100A
+
+    blk_m: int = 128
+    blk_n: int = 128
+    cta_group: int = 2
+    epi_stages: int = 1
+    acc_stages: int = 1
+
+    @property
+    def mma_n(self) -> int:
+        """Columns of one MMA, and of one accumulator slot."""
+        return self.cta_group * self.blk_n
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Both CTAs of a pair hold their own rows of A and their own half of the columns of B."""
+        return self.cta_group * self.cta_rows, self.mma_n
+
+    @property
+    def epilogue_bytes(self) -> int:
+        """One buffer holds the blk_m rows that a writeback warpgroup owns."""
+        return ELEMENT_BYTES * self.num_consumers * self.epi_stages * self.blk_m * self.epi_n
+
+    @property
+    def tmem_columns(self) -> int:
+        """Tensor-memory columns that hold accumulators."""
+        return self.num_consumers * self.acc_stages * self.mma_n
+
+
+CONFIG_CLASSES: dict[str, type[GemmConfig]] = {"sm_90a": Sm90GemmConfig, "sm_100a": Sm100GemmConfig}
+
+
+def config_from_dict(arch: str, knobs: dict[str, Any]) -> GemmConfig:
+    """Build the config class of an architecture from its knobs. Raises ConfigError."""
+    return CONFIG_CLASSES[arch_named(arch).name].from_dict(knobs)

@@ -1,0 +1,56 @@
+"""What a configuration needs of one SM, computed before anything is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+
+HEADER_BYTES = 1024  # mbarriers and the TMEM address; keeps the first tile 1024-byte aligned for the 128-byte swizzle
+WGMMA_ROWS = 64
+
+# setmaxnreg values per number of consumer warpgroups: (producer, consumer). One CTA owns the whole register file, and
+# 128 * (producer + consumers * consumer) stays within 65536.
+SM90_REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160)}
+
+# Registers a consumer thread needs besides its accumulators (addresses, descriptors, loop state). One below 26 spilled
+# with nvcc 13.0 in the Hopper template: 2 consumers, 128x208 spilled 4672 bytes.
+SM90_OVERHEAD_REGISTERS = 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """Needs of one CTA.
+
+    smem_bytes: dynamic shared memory
+    tmem_columns: tensor-memory columns allocated
+    threads: threads
+    registers: registers of the thread that needs most (estimate; the compiler's figure is stored with the artifact)
+    """
+
+    smem_bytes: int
+    tmem_columns: int
+    threads: int
+    registers: int
+
+
+def sm90_entry_registers(config: Sm90GemmConfig) -> int:
+    """Registers a thread owns at kernel entry, before setmaxnreg moves them: the file shared out, in steps of 8."""
+    arch = config.arch
+    return min(arch.max_registers_per_thread, arch.registers // config.threads // 8 * 8)
+
+
+def resources_of(config: GemmConfig) -> Resources:
+    """Arithmetic only; says what is needed, not whether it fits (see `kernels.rules`)."""
+    smem = HEADER_BYTES + config.pipe_depth * config.stage_bytes + config.epilogue_bytes
+    if isinstance(config, Sm90GemmConfig):
+        accumulators = config.blk_m * config.blk_n // 128
+        registers = accumulators + SM90_OVERHEAD_REGISTERS
+        return Resources(smem_bytes=smem, tmem_columns=0, threads=config.threads, registers=registers)
+    assert isinstance(config, Sm100GemmConfig)
+    # A writeback thread holds one chunk twice: float32 from tensor memory and its 16-bit pack. The constant is what
+    # ptxas (13.0) used beyond that over 29 builds.
+    chunk = config.epi_n * config.blk_m // 128
+    return Resources(
+        smem_bytes=smem, tmem_columns=config.arch.tmem_columns, threads=config.threads, registers=chunk + chunk // 2 + 24
+    )

@@ -1,0 +1,170 @@
+"""Laws of the hardware and of the templates. Each rule returns the reason it is broken, with the numbers in it, or None.
+
+Rules say what cannot run. What is legal but hopeless is `search_space.checks`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.problem import GemmProblem
+from kernels.resources import SM90_REGISTERS, resources_of, sm90_entry_registers, SM90_OVERHEAD_REGISTERS
+
+Rule = Callable[[GemmConfig], "str | None"]
+
+MAX_TMA_BOX_ROWS = 256
+MAX_PIPE_DEPTH = 16
+EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
+
+
+def problem_violation(problem: GemmProblem) -> str | None:
+    """Why no template can serve this problem, or None."""
+    for name, extent, operands in (("k", problem.k, "A and B"), ("n", problem.n, "D")):
+        if extent % 8:
+            return (
+                f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}; "
+                f"pad {name} to {(extent + 7) // 8 * 8}"
+            )
+    return None
+
+
+def _member(config: GemmConfig, knob: str, allowed: Iterable[int]) -> str | None:
+    value = getattr(config, knob)
+    choices = tuple(allowed)
+    if value in choices:
+        return None
+    return f"{knob} = {value}: {config.arch.name} takes {', '.join(map(str, choices))}"
+
+
+def _smem(config: GemmConfig) -> str | None:
+    need, limit = resources_of(config).smem_bytes, config.arch.smem_bytes
+    if need <= limit:
+        return None
+    return (
+        f"needs {need} B of shared memory ({config.pipe_depth} stages of {config.stage_bytes} B, "
+        f"{config.epilogue_bytes} B epilogue), {config.arch.name} has {limit} B"
+    )
+
+
+def _expect_tx(config: GemmConfig) -> str | None:
+    total = config.stage_bytes * (config.cta_group if isinstance(config, Sm100GemmConfig) else 1)
+    if total < EXPECT_TX_LIMIT:
+        return None
+    return f"one stage brings {total} B to one barrier, an mbarrier counts fewer than {EXPECT_TX_LIMIT} B"
+
+
+def _pipe_depth(config: GemmConfig) -> str | None:
+    if config.pipe_depth <= MAX_PIPE_DEPTH:
+        return None
+    return f"pipe_depth = {config.pipe_depth}: at most {MAX_PIPE_DEPTH} stages"
+
+
+def _sm90_shape(config: GemmConfig) -> str | None:
+    if config.blk_m % 64 or config.blk_m > 192:
+        return f"blk_m = {config.blk_m}: a wgmma has 64 rows, a consumer takes 64, 128 or 192"
+    if config.blk_n % 16 or config.blk_n > 256:
+        return f"blk_n = {config.blk_n}: multiples of 16 up to 256"
+    return None
+
+
+def _sm90_registers(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
+    entry = sm90_entry_registers(config)
+    one_wgmma = config.blk_n // 2 + SM90_OVERHEAD_REGISTERS
+    if one_wgmma > entry:
+        # setmaxnreg does not help: ptxas allocates one instruction's accumulators from the entry budget (error C7602)
+        return f"one wgmma of n = {config.blk_n} needs {one_wgmma} registers at kernel entry, {config.threads} threads leave {entry}"
+    need, limit = resources_of(config).registers, SM90_REGISTERS[config.num_consumers][1]
+    if need > limit:
+        return f"{config.blk_m}x{config.blk_n} accumulators need {need} registers a thread, {config.num_consumers} consumers leave {limit}"
+    return None
+
+
+def _sm90_epilogue(config: GemmConfig) -> str | None:
+    if config.epi_n % 16 or config.blk_n % config.epi_n:
+        return f"epi_n = {config.epi_n}: must be a multiple of 16 that divides blk_n = {config.blk_n}"
+    return None
+
+
+def _sm90_cluster(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
+    if config.cta_group == 1:
+        return "share = A has no meaning with cta_group = 1" if config.share == "A" else None
+    rows = config.blk_n if config.share == "B" else config.cta_rows
+    if rows % 16:
+        return f"sharing {config.share} splits {rows} rows in two: each half must be a multiple of 8 rows (swizzle atom)"
+    return None
+
+
+def _sm100_shape(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm100GemmConfig)
+    allowed = (64, 128) if config.cta_group == 1 else (128,)
+    if config.blk_m not in allowed:
+        return f"blk_m = {config.blk_m}: cta_group {config.cta_group} takes {' or '.join(map(str, allowed))}"
+    step = 16 * config.cta_group
+    if config.mma_n % step or config.mma_n > 256 or config.blk_n % 16:
+        return f"cta_group * blk_n = {config.mma_n}: a multiple of {step} up to 256 is needed"
+    return None
+
+
+def _sm100_tmem(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm100GemmConfig)
+    if config.tmem_columns <= config.arch.tmem_columns:
+        return None
+    return (
+        f"num_consumers * acc_stages * cta_group * blk_n = {config.tmem_columns} tensor-memory columns, "
+        f"{config.arch.name} has {config.arch.tmem_columns}"
+    )
+
+
+def _sm100_epilogue(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm100GemmConfig)
+    if config.mma_n % config.epi_n:
+        return f"epi_n = {config.epi_n} must divide cta_group * blk_n = {config.mma_n}"
+    return None
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "sm_90a": (
+        lambda c: _member(c, "cta_group", (1, 2)),
+        lambda c: _member(c, "num_consumers", (1, 2, 3)),
+        lambda c: _member(c, "blk_k", (32, 64, 128)),
+        lambda c: _member(c, "epi_stages", (1, 2, 3, 4)),
+        _pipe_depth,
+        _sm90_shape,
+        _sm90_epilogue,
+        _sm90_cluster,
+        _sm90_registers,
+        _smem,
+        _expect_tx,
+    ),
+    "sm_100a": (
+        lambda c: _member(c, "cta_group", (1, 2)),
+        lambda c: _member(c, "num_consumers", (1, 2)),
+        lambda c: _member(c, "blk_k", (16, 32, 48, 64, 96, 128)),
+        lambda c: _member(c, "epi_n", (16, 32, 64, 128)),
+        lambda c: _member(c, "epi_stages", (1, 2, 3, 4)),
+        lambda c: _member(c, "acc_stages", (1, 2)),
+        _pipe_depth,
+        _sm100_shape,
+        _sm100_epilogue,
+        _sm100_tmem,
+        _smem,
+        _expect_tx,
+    ),
+}
+
+
+def config_violation(config: GemmConfig) -> str | None:
+    """Why no SM of this architecture can run the config, or None."""
+    return next((reason for rule in RULES[config.arch.name] if (reason := rule(config))), None)
+
+
+def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | None:
+    """Why this config cannot serve this problem on a device with `sm_count` SMs, or None."""
+    if reason := problem_violation(problem) or config_violation(config):
+        return reason
+    if sm_count < config.cta_group:
+        return f"a cluster of {config.cta_group} CTAs needs {config.cta_group} SMs, the device has {sm_count}"
+    return None
