@@ -1,0 +1,69 @@
+"""Files named by the sha256 of their bytes. A file is complete or absent: it is written beside its place and renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+
+class ArtifactError(RuntimeError):
+    """An artifact is missing, changed, or cannot be written."""
+
+
+class ArtifactStore:
+    """One folder of artifacts, spread over 256 subfolders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, sha256: str) -> Path:
+        """Where an artifact with this hash lies, whether or not it exists. Raises ArtifactError for a malformed hash."""
+        if re.fullmatch(r"[0-9a-f]{64}", sha256) is None:
+            raise ArtifactError(f"{sha256!r} is not a sha256 in hexadecimal")
+        return self.root / sha256[:2] / sha256
+
+    def put(self, data: bytes) -> str:
+        """Store bytes and return their sha256. Raises ArtifactError when the disk refuses them (full, read-only)."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        target = self.path(sha256)
+        if target.exists():
+            return sha256
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, data)
+        except OSError as error:
+            raise ArtifactError(f"cannot store artifact {sha256[:12]} under {self.root}: {error.strerror}") from error
+        return sha256
+
+    def read(self, sha256: str) -> bytes:
+        """The stored bytes. Raises ArtifactError when they are missing or no longer have this hash."""
+        try:
+            data = self.path(sha256).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"artifact {sha256[:12]} is not in {self.root}: {error.strerror}") from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ArtifactError(f"artifact {sha256[:12]} was changed on disk: its bytes have another hash")
+        return data
+
+    def delete(self, sha256: str) -> None:
+        """Remove an artifact; one that is already gone is no error."""
+        self.path(sha256).unlink(missing_ok=True)
+
+
+def write_atomically(target: Path, data: bytes) -> None:
+    """Write to a temporary name in the same folder, flush to disk, rename. Leaves nothing behind on failure."""
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".tmp-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,271 @@
+"""Config -> CUDA source -> cubin -> module.
+
+A module is a shared library: the launcher (compiled once for each toolchain) linked with a payload that holds the cubin
+and its launch plan. It loads with apache-tvm-ffi alone and finds the driver at run time. What is measured is the very
+file that is exported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.artifacts import write_atomically
+from kernels.config import GemmConfig
+from kernels.errors import CompileError
+from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
+from kernels.lowering import LoweredKernel, lower
+from kernels.problem import Dtype, GemmProblem
+from kernels.toolchain import Toolchain, find_toolchain
+
+LAUNCHER_FOLDER = Path(__file__).parent / "launcher"
+# ptxas optimises register use at its highest level: at the default (5) the same templates used up to 20 more registers
+_PTXAS_FLAGS = "-v,--register-usage-level=10,--warn-on-local-memory-usage"
+_LOG_TAIL_CHARS = 2000
+_CXX_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledKernel:
+    """A module and what the compilers said about it.
+
+    module: bytes of the shared library
+    sha256: of `module`
+    source_hash: of CUDA source and launch plan; equal hashes are one kernel
+    arch: architecture it was compiled for
+    sm_count: SMs its grid was laid out for
+    registers: of one thread, as ptxas reports
+    spill_bytes: register spills, stores and loads
+    stack_bytes: stack frame
+    warnings: ptxas performance warnings (C75xx), such as serialised wgmma
+    trace_s, lower_s, cubin_s, link_s: seconds of each step
+    toolchain: compilers and versions
+    """
+
+    module: bytes
+    sha256: str
+    source_hash: str
+    arch: str
+    sm_count: int
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    warnings: tuple[str, ...]
+    trace_s: float
+    lower_s: float
+    cubin_s: float
+    link_s: float
+    toolchain: str
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds from config to module."""
+        return self.trace_s + self.lower_s + self.cubin_s + self.link_s
+
+
+def compile_kernel(
+    problem: GemmProblem,
+    config: GemmConfig,
+    sm_count: int,
+    *,
+    toolchain: Toolchain | None = None,
+    cache: Path | None = None,
+    **variant: Any,
+) -> CompiledKernel:
+    """Build the module of one config for one problem.
+
+    sm_count: SMs of the target device
+    cache: folder that keeps the compiled launcher between calls (default: one below the system's temporary folder)
+    variant: planted fault or delays of the template, for tests and stress builds
+    Raises ConfigError (illegal config), ToolchainError (no compiler), CompileError (a compiler refused).
+    """
+    toolchain = toolchain or find_toolchain()
+    lowered = lower(problem, config, sm_count, **variant)
+    with tempfile.TemporaryDirectory(prefix="gemm-tuner-") as name:
+        work = Path(name)
+        started = time.perf_counter()
+        cubin, log = compile_cubin(lowered.source, config.arch.name, toolchain, work)
+        compiled = time.perf_counter()
+        description = {
+            "problem": {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype, "layout": problem.layout},
+            "config": config.to_dict(),
+            "arch": config.arch.name,
+            "sm_count": sm_count,
+            "source_hash": lowered.source_hash,
+            "toolchain": toolchain.name,
+        }
+        module = _link_module(cubin, description, lowered.launch, problem, config, toolchain, work, cache)
+        linked = time.perf_counter()
+    facts = ptxas_facts(log)
+    return CompiledKernel(
+        module=module,
+        sha256=hashlib.sha256(module).hexdigest(),
+        source_hash=lowered.source_hash,
+        arch=config.arch.name,
+        sm_count=sm_count,
+        registers=facts.registers,
+        spill_bytes=facts.spill_bytes,
+        stack_bytes=facts.stack_bytes,
+        warnings=facts.warnings,
+        trace_s=lowered.trace_s,
+        lower_s=lowered.lower_s,
+        cubin_s=compiled - started,
+        link_s=linked - compiled,
+        toolchain=toolchain.name,
+    )
+
+
+def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:
+    """CUDA C++ -> cubin in `work`; returns its path and the compiler's log. Raises CompileError."""
+    source_file, cubin = work / "kernel.cu", work / "kernel.cubin"
+    source_file.write_text(source)
+    # only the -gencode form: with the -arch shorthand some nvcc releases add a plain sm_90 pass that refuses wgmma
+    code = f"arch=compute_{arch.removeprefix('sm_')},code={arch}"
+    log = _run(
+        [toolchain.nvcc, "-cubin", "-gencode", code, "-std=c++17", "-O3", "-w", "-ccbin", toolchain.cxx]
+        + ["-Xptxas", _PTXAS_FLAGS, source_file, "-o", cubin],
+        what=f"nvcc for {arch}",
+    )
+    return cubin, log
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PtxasFacts:
+    """What `ptxas -v` reports: registers, spills and stack in bytes, performance warnings."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    warnings: tuple[str, ...]
+
+
+def ptxas_facts(log: str) -> PtxasFacts:
+    """Read a ptxas log of one kernel. Raises CompileError when it has no register count."""
+
+    def total(pattern: str) -> int:
+        return sum(int(value) for value in re.findall(pattern, log))
+
+    if (registers := re.search(r"Used (\d+) registers", log)) is None:
+        raise CompileError("ptxas reported no register count", log_tail=log[-_LOG_TAIL_CHARS:])
+    return PtxasFacts(
+        registers=int(registers[1]),
+        spill_bytes=total(r"(\d+) bytes spill stores") + total(r"(\d+) bytes spill loads"),
+        stack_bytes=total(r"(\d+) bytes stack frame"),
+        warnings=tuple(dict.fromkeys(re.findall(r"\(?C75\d\d\)?[^\n]*", log))),
+    )
+
+
+def launcher_object(toolchain: Toolchain, cache: Path | None = None) -> Path:
+    """The launcher, compiled once for each toolchain and kept in `cache`. Raises CompileError."""
+    folder = cache or Path(tempfile.gettempdir()) / "gemm-tuner-launcher"
+    digest = hashlib.sha256(toolchain.fingerprint.encode())
+    for source in sorted(LAUNCHER_FOLDER.iterdir()):
+        if source.suffix in (".cc", ".h"):
+            digest.update(source.read_bytes())
+    target = folder / f"launcher-{digest.hexdigest()[:24]}.o"
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gemm-tuner-") as work:
+        built = Path(work) / "launcher.o"
+        includes = [f"-I{folder}" for folder in (*toolchain.ffi_include, toolchain.cuda_include)]
+        _run(
+            [toolchain.cxx, *_CXX_FLAGS, *includes, "-c", LAUNCHER_FOLDER / "launcher.cc", "-o", built],
+            what="the C++ compiler on the launcher",
+        )
+        write_atomically(target, built.read_bytes())
+    return target
+
+
+def _link_module(
+    cubin: Path,
+    description: dict[str, Any],
+    launch: LaunchPlan,
+    problem: GemmProblem,
+    config: GemmConfig,
+    toolchain: Toolchain,
+    work: Path,
+    cache: Path | None,
+) -> bytes:
+    payload, module = work / "payload.c", work / "module.so"
+    payload.write_text(_payload_source(cubin, description, launch, problem, config))
+    _run(
+        [toolchain.cxx, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{LAUNCHER_FOLDER}", "-x", "c", payload]
+        + ["-x", "none", launcher_object(toolchain, cache), "-o", module]
+        + [f"-L{toolchain.ffi_library}", "-ltvm_ffi", "-ldl", "-Wl,-s", "-Wl,--build-id=none"],
+        what="linking the module",
+    )
+    return module.read_bytes()
+
+
+def _payload_source(
+    cubin: Path, description: dict[str, Any], launch: LaunchPlan, problem: GemmProblem, config: GemmConfig
+) -> str:
+    major, minor = config.arch.compute_capability
+    parameters = ",\n    ".join(_parameter(parameter) for parameter in launch.parameters)
+    return f"""\
+#include "payload.h"
+__asm__(".section .rodata\\n.balign 64\\ngemm_cubin:\\n.incbin \\"{cubin}\\"\\n.previous\\n");
+extern const unsigned char gemm_cubin[] __attribute__((visibility("hidden")));
+const struct GemmPayload gemm_payload = {{
+  .description = {json.dumps(json.dumps(description, sort_keys=True))},
+  .symbol = "{launch.symbol}",
+  .cubin = gemm_cubin,
+  .arch = "{config.arch.name}",
+  .capability_major = {major}, .capability_minor = {minor},
+  .m = {problem.m}, .n = {problem.n}, .k = {problem.k},
+  .is_bfloat16 = {int(problem.dtype is Dtype.BF16)},
+  .grid = {launch.grid}, .threads = {launch.threads},
+  .cluster = {{{", ".join(map(str, launch.cluster))}}},
+  .smem_bytes = {launch.smem_bytes},
+  .parameter_count = {len(launch.parameters)},
+  .parameters = {{
+    {parameters}
+  }},
+}};
+"""
+
+
+def _parameter(parameter: Any) -> str:
+    operand = OPERANDS.index(parameter.operand)
+    if not isinstance(parameter, TensorMapPlan):
+        return f"{{.kind = GEMM_POINTER, .operand = {operand}}}"
+
+    def braces(values: tuple[int, ...]) -> str:
+        return "{" + ", ".join(map(str, values)) + "}"
+
+    return (
+        f"{{.kind = GEMM_TENSOR_MAP, .operand = {operand}, .data_type = {parameter.data_type}, "
+        f".rank = {len(parameter.extents)}, .extents = {braces(parameter.extents)}, "
+        f".strides = {braces(parameter.strides_bytes)}, .box = {braces(parameter.box)}, "
+        f".element_strides = {braces(parameter.element_strides)}, .interleave = {parameter.interleave}, "
+        f".swizzle = {parameter.swizzle}, .l2_promotion = {parameter.l2_promotion}, .oob_fill = {parameter.oob_fill}}}"
+    )
+
+
+def _run(command: list[Any], *, what: str) -> str:
+    """Run a compiler; return its output. Time limits are the caller's: it kills this whole process group."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    log = done.stdout + done.stderr
+    if done.returncode != 0:
+        last = next((line for line in reversed(log.splitlines()) if line.strip()), f"exit status {done.returncode}")
+        raise CompileError(f"{what} failed: {last.strip()[:300]}", log_tail=log[-_LOG_TAIL_CHARS:])
+    return log
+
+
+__all__ = [
+    "CompiledKernel",
+    "LoweredKernel",
+    "PtxasFacts",
+    "compile_cubin",
+    "compile_kernel",
+    "launcher_object",
+    "ptxas_facts",
+]

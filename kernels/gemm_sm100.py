@@ -1,0 +1,379 @@
+"""Blackwell template: a persistent, warp-specialised GEMM on tcgen05 with accumulators in tensor memory (TMEM).
+
+A cluster of `cta_group` CTAs computes one cluster tile of D at a time. Its CTAs hold different rows of A and different
+columns of B; one MMA of the pair reads the shared memory of both. The consumers of a CTA hold different rows of A and
+share the staged columns of B. Roles of a CTA:
+
+    warpgroups 0 .. consumers-1     write back the accumulator of "their" consumer
+    last warpgroup, warp 3          TMA producer
+    last warpgroup, warps 0, 1      MMA issue of consumer 0, 1; in the leader CTA (rank 0) only
+
+Every hand-over is one mbarrier ring named after the two sides:
+
+    ring      slots                  protects               arrivals                                   waits
+    tma2mma   pipe_depth             filled stage of A, B   1 expect_tx by the leader's producer,      MMA
+                                                            plus the bytes of every CTA's copies
+    mma2tma   pipe_depth             drained stage of A, B  1 commit of each consumer                  TMA producers
+    mma2ld    consumers*acc_stages   finished accumulator   1 commit                                   writeback
+    ld2mma    consumers*acc_stages   drained accumulator    every writeback thread of every CTA        MMA
+
+tma2mma and ld2mma are waited on in the leader CTA only, so the other CTA arrives on the leader's copy of them.
+"""
+# A TVMScript body is parsed, not run: its annotations are buffers and its decorators have no types.
+# mypy: disable-error-code="valid-type, untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.backend.cuda.lang import MBarrier, PipelineState, TCGen05Bar, TMABar
+from tvm.backend.cuda.tile_primitive.tma_utils import SwizzleMode, mma_shared_layout
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+from tvm.tirx.layout import S, TileLayout, tcgen05_atom_layout, tid_in_wg, tmem_datapath_layout
+
+from kernels.config import Sm100GemmConfig
+from kernels.errors import ConfigError
+from kernels.problem import ELEMENT_BYTES, GemmProblem
+from kernels.resources import HEADER_BYTES
+from kernels.rules import violation
+from kernels.tile_scheduler import TileWalk
+
+WARPGROUP_THREADS = 128
+PRODUCER_WARP = 3
+# Named barriers 10, 11 for the writeback warpgroups: 0 belongs to __syncthreads.
+WRITEBACK_BARRIER = 10
+# A ring starts with all slots empty: a side that waits for "empty" starts one phase ahead, so its first lap passes.
+STARTS_EMPTY, STARTS_FULL = 0, 1
+
+FAULTS: dict[str, str] = {
+    "phase": "the TMA producer starts its ring on the phase that waits for a first release",
+    "expect_tx": "tma2mma expects half the bytes that the copies bring",
+    "arrive_count": "ld2mma expects one arrival more than there are writeback threads",
+    "one_cta_mask": "the commit that releases a stage reaches the leader CTA only",
+    "no_empty_wait": "the TMA producer overwrites a stage without waiting on mma2tma",
+    "no_full_wait": "the MMA reads a stage without waiting on tma2mma",
+    "no_acc_wait": "the MMA overwrites an accumulator without waiting on ld2mma",
+    "no_result_wait": "writeback reads an accumulator without waiting on mma2ld",
+    "early_release": "writeback releases the accumulator before its last tcgen05.ld has completed",
+    "no_store_wait": "a staging buffer is rewritten while a TMA store may still read it",
+    "staging_restart": "the staging buffer index starts again at 0 with every tile",
+    "no_exit_wait": "a CTA exits while its last TMA stores may still read shared memory",
+    "no_proxy_fence": "no proxy fence between writing a staging buffer and its TMA store",
+    "no_staging_sync": "the TMA store is issued before the other threads have filled the staging buffer",
+    "no_after_fence": "no tcgen05 fence between the wait on mma2ld and tcgen05.ld",
+    "no_cluster_sync": "barriers are initialised under a CTA barrier where the whole cluster has to wait",
+    "dealloc_two_warps": "warp 0 of every warpgroup gives tensor memory back",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What the template derives from problem and knobs.
+
+    clusters: clusters launched
+    k_blocks: stages that one tile consumes
+    copies: TMA copies that fill one operand of one stage
+    copy_k: K elements of one copy
+    tx_bytes: bytes that all copies of all CTAs bring to one slot of tma2mma
+    chunks: epilogue chunks of one accumulator
+    chunk_registers: values that one writeback thread holds of a chunk
+    swizzle_ab: shared-memory swizzle of A and B
+    swizzle_d: shared-memory swizzle of the staging buffers
+    """
+
+    clusters: int
+    k_blocks: int
+    copies: int
+    copy_k: int
+    tx_bytes: int
+    chunks: int
+    chunk_registers: int
+    swizzle_ab: SwizzleMode
+    swizzle_d: SwizzleMode
+
+
+def _plan(problem: GemmProblem, config: Sm100GemmConfig, sm_count: int) -> _Plan:
+    atom, swizzle_ab = _swizzle(config.blk_k)
+    # A box of several swizzle atoms becomes a 3-D tensor map, whose outer stride exists only where K is a multiple of
+    # the atom. A K tail is copied one atom at a time: out-of-bounds elements arrive as zeros and count as bytes.
+    copies = 1 if problem.k % atom == 0 else config.blk_k // atom
+    return _Plan(
+        clusters=config.clusters(problem, sm_count),
+        k_blocks=config.k_blocks(problem),
+        copies=copies,
+        copy_k=config.blk_k // copies,
+        tx_bytes=config.cta_group * config.stage_bytes,
+        chunks=config.mma_n // config.epi_n,
+        chunk_registers=config.epi_n * config.blk_m // WARPGROUP_THREADS,
+        swizzle_ab=swizzle_ab,
+        swizzle_d=_swizzle(config.epi_n)[1],
+    )
+
+
+def _swizzle(row_elements: int) -> tuple[int, SwizzleMode]:
+    """The widest swizzle whose atom divides a row, with the atom's width in elements."""
+    for atom_bytes, mode in (
+        (128, SwizzleMode.SWIZZLE_128B_ATOM),
+        (64, SwizzleMode.SWIZZLE_64B_ATOM),
+        (32, SwizzleMode.SWIZZLE_32B_ATOM),
+    ):
+        if row_elements * ELEMENT_BYTES % atom_bytes == 0:
+            return atom_bytes // ELEMENT_BYTES, mode
+    raise ConfigError(f"a row of {row_elements} elements holds no 32-byte swizzle atom")
+
+
+def _at(extent: int, index: Any) -> Any:
+    """Index of a dimension that may have one element.
+
+    TVM drops a unit dimension from a shared-memory layout, and with it the stride that a run-time index needs
+    ("shared slice offset must preserve 128B alignment"); a literal 0 is right there.
+    """
+    return index if extent > 1 else 0
+
+
+def _emit(emitter: Callable[[], Any]) -> None:
+    """Put a statement into the kernel from Python. Barrier methods emit on their own, instructions are values."""
+    call = emitter()
+    if call is not None:
+        T.evaluate(call)
+
+
+def _when(condition: bool, emitter: Callable[[], Any]) -> None:
+    """Choose at trace time: the parser keeps an `if` on a Python bool in the program."""
+    if condition:
+        _emit(emitter)
+
+
+def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: int, *, fault: str = "") -> Any:
+    """Trace the kernel of one problem and config for a device of `sm_count` SMs into a TVM PrimFunc named "gemm".
+
+    fault plants one protocol bug of `FAULTS`, for tests of the gates. Raises ConfigError where `kernels.rules` has an
+    objection, ValueError for an unknown fault.
+    """
+    if reason := violation(problem, config, sm_count):
+        raise ConfigError(reason)
+    if fault and fault not in FAULTS:
+        raise ValueError(f"unknown fault {fault!r}: known are {', '.join(FAULTS)}")
+
+    M, N, K, dtype = problem.m, problem.n, problem.k, problem.dtype.long_name
+    plan = _plan(problem, config, sm_count)
+    PIPE, CG, CONSUMERS, ACC, STAGING = (
+        config.pipe_depth, config.cta_group, config.num_consumers, config.acc_stages, config.epi_stages,
+    )  # fmt: skip
+    BM, BN, BK, EPI, MMA_N = config.blk_m, config.blk_n, config.blk_k, config.epi_n, config.mma_n
+    TMEM_COLUMNS = config.arch.tmem_columns
+    EVERY_CTA = (1 << CG) - 1
+
+    def planted(name: str) -> bool:
+        return fault == name
+
+    def unless(name: str, emitter: Callable[[], Any]) -> None:
+        _when(not planted(name), emitter)
+
+    stage_mask = 1 if planted("one_cta_mask") else EVERY_CTA
+    tx_bytes = plan.tx_bytes // 2 if planted("expect_tx") else plan.tx_bytes
+    drained_arrivals = WARPGROUP_THREADS * CG + planted("arrive_count")
+    owners = CONSUMERS + 1 if planted("dealloc_two_warps") else 1
+    first_fill = STARTS_EMPTY if planted("phase") else STARTS_FULL
+
+    A_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, CONSUMERS, BM, BK))
+    B_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, BN, BK))
+    D_layout = mma_shared_layout(dtype, plan.swizzle_d, (CONSUMERS, STAGING, BM, EPI))
+    # 128 rows sit on the 128 lanes of tensor memory, one per writeback thread. 64 rows sit on 16 lanes of each warp.
+    if BM == WARPGROUP_THREADS:
+        acc_layout = tmem_datapath_layout("D", BM, TMEM_COLUMNS)
+        chunk_layout = TileLayout(S[(BM, EPI) : (1 @ tid_in_wg, 1)])
+    else:
+        acc_layout = tmem_datapath_layout("F", BM, TMEM_COLUMNS)
+        chunk_layout = tcgen05_atom_layout("16x256b", (BM, EPI), "float32")
+
+    @T.prim_func
+    def gemm(A: T.Buffer((M, K), dtype), B: T.Buffer((N, K), dtype), D: T.Buffer((M, N), dtype)):
+        T.device_entry()
+        cta = T.cta_id([plan.clusters * CG])
+        rank, _ = T.cta_id_in_cluster([CG, 1])
+        wg = T.warpgroup_id([CONSUMERS + 1])
+        warp = T.warp_id_in_wg([4])
+        lane = T.lane_id([32])
+
+        # ------------------------------------------------------------ shared memory
+        pool = T.SMEMPool()
+        tmem_addr = pool.alloc((1,), "uint32")
+        tma2mma = TMABar(pool, PIPE)
+        mma2tma = TCGen05Bar(pool, PIPE)
+        mma2ld = TCGen05Bar(pool, CONSUMERS * ACC)
+        ld2mma = MBarrier(pool, CONSUMERS * ACC)
+        pool.move_base_to(HEADER_BYTES)
+        A_smem = pool.alloc((PIPE, CONSUMERS, BM, BK), dtype, layout=A_layout)
+        B_smem = pool.alloc((PIPE, BN, BK), dtype, layout=B_layout)
+        D_smem = pool.alloc((CONSUMERS, STAGING, BM, EPI), dtype, layout=D_layout)
+
+        # ------------------------------------------------------------ barriers and tensor memory
+        # A stage is full when the leader's producer has announced its bytes and the copies of all CTAs have landed.
+        tma2mma.init(1)
+        # A stage is empty when the MMAs of every consumer that read it have completed.
+        mma2tma.init(CONSUMERS)
+        # An accumulator is finished when the MMAs of its consumer have completed.
+        mma2ld.init(1)
+        # An accumulator is drained when each of the 128 threads of each CTA that reads it has its values.
+        ld2mma.init(drained_arrivals)
+        pool.commit()
+
+        if (wg == 0) & (warp == 0):
+            T.ptx[f"tcgen05.alloc.cta_group::{CG}.sync.aligned.shared::cta.b32"](
+                tmem_addr.ptr_to([0]), T.uint32(TMEM_COLUMNS)
+            )
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.ptx.fence.mbarrier_init.release.cluster()
+        # A CTA barrier is not enough for a pair: the peer's copies and commits arrive on these barriers too.
+        _when(CG == 1 or planted("no_cluster_sync"), lambda: T.cuda.cta_sync())
+        _when(CG > 1 and not planted("no_cluster_sync"), lambda: T.cuda.cluster_sync())
+
+        # Bound to a value first: a buffer element as allocated_addr is refused when the host call is built.
+        tmem_base: T.let = tmem_addr[0]
+        tmem = T.decl_buffer(
+            (BM, TMEM_COLUMNS), "float32", scope="tmem", allocated_addr=tmem_base, layout=acc_layout
+        )
+
+        tiles = T.meta_var(TileWalk(problem, config, plan.clusters))
+        tiles.init(cta // CG)
+        # First row of A, and first row of B, that this CTA holds of the tile; consumer c starts c * CG * BM further.
+        m_start = T.meta_var((tiles.row * CONSUMERS * CG + rank) * BM)
+        n_start = T.meta_var((tiles.col * CG + rank) * BN)
+        tma2mma_leader = tma2mma.remote_view(0)
+        ld2mma_leader = ld2mma.remote_view(0)
+
+        # ------------------------------------------------------------ roles
+        @T.inline
+        def load_stage(stage, k_start):
+            for part in T.unroll(plan.copies):
+                in_stage = T.meta_var(part * plan.copy_k)
+                k_from = T.meta_var(k_start + in_stage)
+                for c in T.unroll(CONSUMERS):
+                    m_from = T.meta_var(m_start + c * CG * BM)
+                    Tx.copy_async(
+                        A_smem[_at(PIPE, stage), c, :, in_stage : in_stage + plan.copy_k],
+                        A[m_from : m_from + BM, k_from : k_from + plan.copy_k],
+                        dispatch="tma_auto", cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
+                    )  # fmt: skip
+                Tx.copy_async(
+                    B_smem[_at(PIPE, stage), :, in_stage : in_stage + plan.copy_k],
+                    B[n_start : n_start + BN, k_from : k_from + plan.copy_k],
+                    dispatch="tma_auto", cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
+                )  # fmt: skip
+
+        @T.inline
+        def produce():
+            fill = PipelineState(PIPE, phase=first_fill)
+            while tiles.valid():
+                for k in range(plan.k_blocks):
+                    unless("no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
+                    load_stage(fill.stage, k * BK)
+                    if rank == 0:
+                        tma2mma_leader.arrive(fill.stage, tx_bytes)
+                    fill.advance()
+                tiles.next_tile()
+            # The leader's commits arrive in this CTA's shared memory: stay until the last lap of them is in.
+            for _stage in range(PIPE):
+                mma2tma.wait(fill.stage, fill.phase)
+                fill.advance()
+
+        @T.inline
+        def multiply(consumer):
+            drain = PipelineState(PIPE, phase=STARTS_EMPTY)
+            acc = PipelineState(ACC, phase=STARTS_FULL)
+            while tiles.valid():
+                slot = T.meta_var(consumer * ACC + acc.stage)
+                unless("no_acc_wait", lambda: ld2mma.wait(slot, acc.phase))
+                T.ptx.tcgen05.fence__after_thread_sync()
+                column = T.meta_var(slot * MMA_N)
+                for k in range(plan.k_blocks):
+                    unless("no_full_wait", lambda: tma2mma.wait(drain.stage, drain.phase))
+                    T.ptx.tcgen05.fence__after_thread_sync()
+                    Tx.gemm_async(
+                        tmem[:, column : column + MMA_N],
+                        A_smem[_at(PIPE, drain.stage), _at(CONSUMERS, consumer), :, :],
+                        B_smem[_at(PIPE, drain.stage), :, :],
+                        accum=(k != 0), dispatch="tcgen05", cta_group=CG,
+                    )  # fmt: skip
+                    # A commit arrives when the MMAs issued so far have completed, in every CTA that fills the stage.
+                    mma2tma.arrive(drain.stage, cta_group=CG, cta_mask=stage_mask)
+                    drain.advance()
+                mma2ld.arrive(slot, cta_group=CG, cta_mask=EVERY_CTA)
+                acc.advance()
+                tiles.next_tile()
+
+        @T.inline
+        def release(slot):
+            T.ptx.tcgen05.fence__before_thread_sync()
+            ld2mma_leader.arrive(slot)
+
+        @T.inline
+        def write_back(consumer):
+            acc = PipelineState(ACC, phase=STARTS_EMPTY)
+            # Runs on across tiles. Starting again with each tile would let a tile rewrite the buffer that the store
+            # before it may still be reading: wait_group.read(STAGING - 1) covers buffers in turn, not by number.
+            staging = PipelineState(STAGING, phase=STARTS_EMPTY)
+            chunk_f32 = T.alloc_local((plan.chunk_registers,), "float32")
+            chunk_16 = T.alloc_local((plan.chunk_registers,), dtype)
+            chunk_f32_wg = chunk_f32.view(BM, EPI, layout=chunk_layout)
+            chunk_16_wg = chunk_16.view(BM, EPI, layout=chunk_layout)
+            storer = T.meta_var((warp == 0) & (lane == 0))
+            while tiles.valid():
+                slot = T.meta_var(consumer * ACC + acc.stage)
+                unless("no_result_wait", lambda: mma2ld.wait(slot, acc.phase))
+                unless("no_after_fence", lambda: T.ptx.tcgen05.fence__after_thread_sync())
+                _when(planted("staging_restart"), lambda: staging.init(STARTS_EMPTY))
+                for chunk in range(plan.chunks):
+                    column = T.meta_var(slot * MMA_N + chunk * EPI)
+                    Tx.wg.copy_async(chunk_f32_wg[:], tmem[:, column : column + EPI])
+                    unless("early_release", lambda: T.ptx.tcgen05.wait__ld.sync.aligned())
+                    # Before the stores, so that the next tile's MMAs overlap them.
+                    if chunk == plan.chunks - 1:
+                        release(slot)
+                    _when(planted("early_release"), lambda: T.ptx.tcgen05.wait__ld.sync.aligned())
+                    Tx.cast(chunk_16[:], chunk_f32[:])
+                    # The thread that issues the stores is the one that can wait for them to have read their buffer.
+                    if storer:
+                        unless("no_store_wait", lambda: T.ptx.cp.async_.bulk.wait_group.read(STAGING - 1))
+                    T.cuda.warpgroup_sync(WRITEBACK_BARRIER + consumer)
+                    D_chunk = T.meta_var(D_smem[_at(CONSUMERS, consumer), _at(STAGING, staging.stage), :, :])
+                    Tx.wg.copy(D_chunk, chunk_16_wg[:, :])
+                    # Each thread makes its own writes visible to the copy engine, then the storer may start it.
+                    unless("no_proxy_fence", lambda: T.ptx.fence.proxy.async_.shared__cta())
+                    unless("no_staging_sync", lambda: T.cuda.warpgroup_sync(WRITEBACK_BARRIER + consumer))
+                    if storer:
+                        m_from = T.meta_var(m_start + consumer * CG * BM)
+                        n_from = T.meta_var(tiles.col * MMA_N + chunk * EPI)
+                        Tx.copy_async(D[m_from : m_from + BM, n_from : n_from + EPI], D_chunk, dispatch="tma_auto")
+                        T.ptx.cp.async_.bulk.commit_group()
+                    staging.advance()
+                acc.advance()
+                tiles.next_tile()
+            if storer:
+                unless("no_exit_wait", lambda: T.ptx.cp.async_.bulk.wait_group(0))
+
+        if wg == CONSUMERS:
+            if warp == PRODUCER_WARP:
+                if T.cuda.elect_sync():
+                    produce()
+            elif warp < CONSUMERS:
+                if rank == 0:
+                    if T.cuda.elect_sync():
+                        multiply(warp)
+        else:
+            write_back(wg)
+
+        # ------------------------------------------------------------ clean-up
+        # The pair shares its tensor memory and its barriers: neither CTA leaves before both are done.
+        _when(CG == 1, lambda: T.cuda.cta_sync())
+        _when(CG > 1, lambda: T.cuda.cluster_sync())
+        # `warp` counts within the warpgroup, so the warpgroup has to be named too.
+        if (wg < owners) & (warp == 0):
+            T.ptx[f"tcgen05.relinquish_alloc_permit.cta_group::{CG}.sync.aligned"]()
+            T.ptx[f"tcgen05.dealloc.cta_group::{CG}.sync.aligned.b32"](tmem_base, T.uint32(TMEM_COLUMNS))
+
+    return gemm

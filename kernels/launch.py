@@ -1,0 +1,62 @@
+"""How a compiled kernel is launched: read once from what TVM generated, written into each module for the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPERANDS = ("A", "B", "D")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorMapPlan:
+    """Arguments of cuTensorMapEncodeTiled for one operand.
+
+    operand: "A", "B" or "D"
+    data_type: CUtensorMapDataType
+    extents: elements per dimension, innermost first
+    strides_bytes: of every dimension but the innermost
+    box: elements one copy brings, per dimension
+    element_strides: per dimension
+    interleave, swizzle, l2_promotion, oob_fill: the driver's enumerations
+    """
+
+    operand: str
+    data_type: int
+    extents: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    interleave: int
+    swizzle: int
+    l2_promotion: int
+    oob_fill: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointerPlan:
+    """A kernel parameter that is the address of an operand.
+
+    operand: "A", "B" or "D"
+    """
+
+    operand: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchPlan:
+    """One launch.
+
+    symbol: name of the kernel in the cubin
+    grid: CTAs
+    threads: threads of one CTA
+    cluster: CTAs of one cluster in x, y, z
+    smem_bytes: dynamic shared memory of one CTA
+    parameters: kernel parameters in order
+    """
+
+    symbol: str
+    grid: int
+    threads: int
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    parameters: tuple[TensorMapPlan | PointerPlan, ...]

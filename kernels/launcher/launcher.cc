@@ -1,0 +1,260 @@
+// Launches one GEMM kernel: D[M,N] = A[M,K] @ B[N,K]^T. Compiled once per toolchain, linked with each kernel's payload.
+//
+// The driver is found at run time, so a module loads on a machine that has none, and needs libtvm_ffi alone.
+// Every argument is checked before anything reaches the GPU.
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+
+#include <array>
+#include <mutex>
+#include <string>
+
+#include "payload.h"
+
+namespace {
+
+using tvm::ffi::TensorView;
+
+// ------------------------------------------------------------------------------------------------ driver
+
+struct Driver {
+  decltype(&cuInit) init;
+  decltype(&cuGetErrorName) error_name;
+  decltype(&cuGetErrorString) error_string;
+  decltype(&cuDeviceGet) device_get;
+  decltype(&cuDeviceGetAttribute) device_attribute;
+  decltype(&cuDevicePrimaryCtxRetain) primary_context_retain;
+  decltype(&cuCtxGetCurrent) context_current;
+  decltype(&cuCtxPushCurrent) context_push;
+  decltype(&cuCtxPopCurrent) context_pop;
+  decltype(&cuLibraryLoadData) library_load;
+  decltype(&cuLibraryGetKernel) library_kernel;
+  decltype(&cuKernelSetAttribute) kernel_attribute;
+  decltype(&cuTensorMapEncodeTiled) encode_tiled;
+  decltype(&cuLaunchKernelEx) launch;
+};
+
+template <typename Function>
+void Resolve(void* library, const char* name, Function* out) {
+  *out = reinterpret_cast<Function>(dlsym(library, name));
+  if (*out == nullptr) {
+    TVM_FFI_THROW(RuntimeError) << "the CUDA driver lacks " << name << ": this module needs a driver for CUDA 12.3 or newer";
+  }
+}
+
+Driver LoadDriver() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    TVM_FFI_THROW(RuntimeError) << "no CUDA driver on this machine (libcuda.so.1 not found): install the NVIDIA driver";
+  }
+  Driver d{};
+  Resolve(library, "cuInit", &d.init);
+  Resolve(library, "cuGetErrorName", &d.error_name);
+  Resolve(library, "cuGetErrorString", &d.error_string);
+  Resolve(library, "cuDeviceGet", &d.device_get);
+  Resolve(library, "cuDeviceGetAttribute", &d.device_attribute);
+  Resolve(library, "cuDevicePrimaryCtxRetain", &d.primary_context_retain);
+  Resolve(library, "cuCtxGetCurrent", &d.context_current);
+  Resolve(library, "cuCtxPushCurrent_v2", &d.context_push);
+  Resolve(library, "cuCtxPopCurrent_v2", &d.context_pop);
+  Resolve(library, "cuLibraryLoadData", &d.library_load);
+  Resolve(library, "cuLibraryGetKernel", &d.library_kernel);
+  Resolve(library, "cuKernelSetAttribute", &d.kernel_attribute);
+  Resolve(library, "cuTensorMapEncodeTiled", &d.encode_tiled);
+  Resolve(library, "cuLaunchKernelEx", &d.launch);
+  return d;
+}
+
+const Driver& driver() {
+  static const Driver instance = LoadDriver();
+  return instance;
+}
+
+void Check(CUresult result, const char* action) {
+  if (result == CUDA_SUCCESS) return;
+  const char* name = "unknown error";
+  const char* text = "";
+  driver().error_name(result, &name);
+  driver().error_string(result, &text);
+  TVM_FFI_THROW(RuntimeError) << "CUDA: " << action << " failed: " << name << " (" << text << ")";
+}
+
+// ------------------------------------------------------------------------------------------------ arguments
+
+std::string ShapeText(const TensorView& tensor) {
+  std::string text = "(";
+  for (int i = 0; i < tensor.ndim(); ++i) text += (i ? ", " : "") + std::to_string(tensor.size(i));
+  return text + ")";
+}
+
+void CheckOperand(const char* name, const TensorView& tensor, int64_t rows, int64_t cols) {
+  const DLDataType dtype = tensor.dtype();
+  const int code = gemm_payload.is_bfloat16 ? kDLBfloat : kDLFloat;
+  if (dtype.code != code || dtype.bits != 16 || dtype.lanes != 1) {
+    TVM_FFI_THROW(TypeError) << name << " must be " << (gemm_payload.is_bfloat16 ? "bfloat16" : "float16");
+  }
+  if (tensor.device().device_type != kDLCUDA) {
+    TVM_FFI_THROW(ValueError) << name << " must be on a CUDA device";
+  }
+  if (tensor.ndim() != 2 || tensor.size(0) != rows || tensor.size(1) != cols) {
+    TVM_FFI_THROW(ValueError) << name << " must have shape (" << rows << ", " << cols << "), got " << ShapeText(tensor);
+  }
+  // A stride of an extent of one never takes part in an address; frameworks report anything there.
+  const bool inner = cols == 1 || tensor.stride(1) == 1;
+  const bool outer = rows == 1 || tensor.stride(0) == cols;
+  if (!inner || !outer) {
+    TVM_FFI_THROW(ValueError) << name << " must be contiguous (row-major), got strides (" << tensor.stride(0) << ", "
+                              << tensor.stride(1) << ")";
+  }
+}
+
+char* Address(const TensorView& tensor) { return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset(); }
+
+void CheckAligned(const char* name, const TensorView& tensor) {
+  if (reinterpret_cast<uintptr_t>(Address(tensor)) % 16 != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must start at a 16-byte aligned address";
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ device state
+
+constexpr int kMaxDevices = 64;
+
+struct DeviceState {
+  std::once_flag once;
+  CUcontext context = nullptr;
+};
+
+CUkernel LoadKernel() {
+  CUlibrary library;
+  Check(driver().library_load(&library, gemm_payload.cubin, nullptr, nullptr, 0, nullptr, nullptr, 0), "loading the kernel");
+  CUkernel kernel;
+  Check(driver().library_kernel(&kernel, library, gemm_payload.symbol), "finding the kernel");
+  return kernel;
+}
+
+CUkernel kernel() {
+  static const CUkernel instance = LoadKernel();
+  return instance;
+}
+
+void PrepareDevice(int ordinal, DeviceState* state) {
+  Check(driver().init(0), "initialising the driver");
+  CUdevice device;
+  Check(driver().device_get(&device, ordinal), "finding the device");
+  int major = 0, minor = 0;
+  Check(driver().device_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), "reading the device");
+  Check(driver().device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), "reading the device");
+  if (major != gemm_payload.capability_major || minor != gemm_payload.capability_minor) {
+    TVM_FFI_THROW(RuntimeError) << "this module holds " << gemm_payload.arch << " code and runs on compute capability "
+                                << gemm_payload.capability_major << "." << gemm_payload.capability_minor << " only; device "
+                                << ordinal << " has " << major << "." << minor;
+  }
+  CUcontext context;
+  Check(driver().primary_context_retain(&context, device), "opening the device");
+  Check(driver().context_push(context), "entering the device's context");
+  const CUresult result = driver().kernel_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                    static_cast<int>(gemm_payload.smem_bytes), kernel(), device);
+  driver().context_pop(nullptr);
+  Check(result, "reserving shared memory");
+  state->context = context;
+}
+
+CUcontext ContextOf(int ordinal) {
+  static std::array<DeviceState, kMaxDevices> states;
+  if (ordinal < 0 || ordinal >= kMaxDevices) {
+    TVM_FFI_THROW(ValueError) << "device " << ordinal << " is out of range: at most " << kMaxDevices << " devices are served";
+  }
+  DeviceState& state = states[static_cast<size_t>(ordinal)];
+  std::call_once(state.once, PrepareDevice, ordinal, &state);  // a throw leaves the flag unset: the next call tries again
+  return state.context;
+}
+
+// Makes the device's context current for one launch. Frameworks usually have it current already.
+class ContextGuard {
+ public:
+  explicit ContextGuard(CUcontext context) {
+    CUcontext current = nullptr;
+    Check(driver().context_current(&current), "reading the current context");
+    if (current != context) {
+      Check(driver().context_push(context), "entering the device's context");
+      pushed_ = true;
+    }
+  }
+  ~ContextGuard() {
+    if (pushed_) driver().context_pop(nullptr);
+  }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+// ------------------------------------------------------------------------------------------------ launch
+
+void Encode(const GemmParameter& plan, char* address, CUtensorMap* map) {
+  Check(driver().encode_tiled(map, static_cast<CUtensorMapDataType>(plan.data_type), plan.rank, address, plan.extents,
+                              plan.strides, plan.box, plan.element_strides,
+                              static_cast<CUtensorMapInterleave>(plan.interleave),
+                              static_cast<CUtensorMapSwizzle>(plan.swizzle),
+                              static_cast<CUtensorMapL2promotion>(plan.l2_promotion),
+                              static_cast<CUtensorMapFloatOOBfill>(plan.oob_fill)),
+        "describing an operand to the copy engine");
+}
+
+void Gemm(TensorView a, TensorView b, TensorView d) {
+  const GemmPayload& p = gemm_payload;
+  CheckOperand("A", a, p.m, p.k);
+  CheckOperand("B", b, p.n, p.k);
+  CheckOperand("D", d, p.m, p.n);
+  const int ordinal = a.device().device_id;
+  if (b.device().device_id != ordinal || d.device().device_id != ordinal) {
+    TVM_FFI_THROW(ValueError) << "A, B and D must be on one device";
+  }
+  CheckAligned("A", a);
+  CheckAligned("B", b);
+  CheckAligned("D", d);
+
+  ContextGuard guard(ContextOf(ordinal));
+  std::array<char*, 3> addresses = {Address(a), Address(b), Address(d)};
+  alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
+  std::array<void*, GEMM_MAX_PARAMETERS> arguments;
+  for (int i = 0; i < p.parameter_count; ++i) {
+    const GemmParameter& parameter = p.parameters[i];
+    char*& address = addresses[static_cast<size_t>(parameter.operand)];
+    if (parameter.kind == GEMM_TENSOR_MAP) {
+      Encode(parameter, address, &maps[static_cast<size_t>(i)]);
+      arguments[static_cast<size_t>(i)] = &maps[static_cast<size_t>(i)];
+    } else {
+      arguments[static_cast<size_t>(i)] = &address;
+    }
+  }
+
+  CUlaunchAttribute cluster{};
+  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  cluster.value.clusterDim.x = p.cluster[0];
+  cluster.value.clusterDim.y = p.cluster[1];
+  cluster.value.clusterDim.z = p.cluster[2];
+  CUlaunchConfig config{};
+  config.gridDimX = p.grid;
+  config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = p.threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = p.smem_bytes;
+  config.hStream = static_cast<CUstream>(TVMFFIEnvGetStream(kDLCUDA, ordinal));
+  config.attrs = &cluster;
+  config.numAttrs = p.cluster[0] * p.cluster[1] * p.cluster[2] > 1 ? 1 : 0;
+  Check(driver().launch(&config, reinterpret_cast<CUfunction>(kernel()), arguments.data(), nullptr), "launching the kernel");
+}
+
+tvm::ffi::String Describe() { return tvm::ffi::String(gemm_payload.description); }
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gemm, Gemm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, Describe);

@@ -1,0 +1,56 @@
+// What one kernel hands to the launcher. Filled by a generated C file, one per kernel; read by launcher.cc.
+#ifndef GEMM_TUNER_PAYLOAD_H_
+#define GEMM_TUNER_PAYLOAD_H_
+
+#include <stdint.h>
+
+#define GEMM_MAX_RANK 5
+#define GEMM_MAX_PARAMETERS 8
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum GemmOperand { GEMM_A = 0, GEMM_B = 1, GEMM_D = 2 };
+enum GemmParameterKind { GEMM_TENSOR_MAP = 0, GEMM_POINTER = 1 };
+
+// One kernel parameter: a tensor map over an operand (the fields of cuTensorMapEncodeTiled), or the operand's address.
+struct GemmParameter {
+  int32_t kind;
+  int32_t operand;
+  int32_t data_type;
+  uint32_t rank;
+  uint64_t extents[GEMM_MAX_RANK];  // elements, innermost first
+  uint64_t strides[GEMM_MAX_RANK];  // bytes, of dimensions 1 .. rank-1
+  uint32_t box[GEMM_MAX_RANK];
+  uint32_t element_strides[GEMM_MAX_RANK];
+  int32_t interleave;
+  int32_t swizzle;
+  int32_t l2_promotion;
+  int32_t oob_fill;
+};
+
+struct GemmPayload {
+  const char* description;  // JSON: problem, config, arch, sm_count, source hash
+  const char* symbol;       // kernel name inside the cubin
+  const unsigned char* cubin;
+  const char* arch;  // "sm_90a"
+  int32_t capability_major;
+  int32_t capability_minor;
+  int64_t m, n, k;
+  int32_t is_bfloat16;  // else float16
+  uint32_t grid;
+  uint32_t threads;
+  uint32_t cluster[3];
+  uint32_t smem_bytes;
+  int32_t parameter_count;
+  struct GemmParameter parameters[GEMM_MAX_PARAMETERS];
+};
+
+extern const struct GemmPayload gemm_payload;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // GEMM_TUNER_PAYLOAD_H_

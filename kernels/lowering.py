@@ -1,0 +1,175 @@
+"""Template -> CUDA C++ and launch plan, through TVM. Needs neither a GPU nor a driver.
+
+TVM generates a device kernel and a C++ host wrapper. We keep the kernel, and read grid, cluster, shared memory and
+tensor maps out of the wrapper instead of stating them a second time: the template is their only source. The wrapper
+itself is not compiled (see docs/decisions/0006).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.errors import CompileError
+from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
+from kernels.problem import GemmProblem
+
+# CUtensorMapDataType, cuda.h
+_DATA_TYPES = {"CU_TENSOR_MAP_DATA_TYPE_FLOAT16": 6, "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweredKernel:
+    """A kernel before the CUDA compiler.
+
+    source: CUDA C++ of the device
+    launch: how to launch it
+    source_hash: sha256 over source and launch plan; equal hashes are one kernel
+    trace_s: seconds to trace the template
+    lower_s: seconds to lower and generate code
+    """
+
+    source: str
+    launch: LaunchPlan
+    source_hash: str
+    trace_s: float
+    lower_s: float
+
+
+def build(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: Any) -> Any:
+    """Trace the template of the config's architecture. `variant` passes a planted fault or delays through.
+
+    Raises ConfigError for a config that cannot serve the problem.
+    """
+    if isinstance(config, Sm90GemmConfig):
+        from kernels.gemm_sm90 import build_gemm_sm90
+
+        return build_gemm_sm90(problem, config, sm_count, **variant)
+    assert isinstance(config, Sm100GemmConfig)
+    from kernels.gemm_sm100 import build_gemm_sm100
+
+    return build_gemm_sm100(problem, config, sm_count, **variant)
+
+
+def lower(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: Any) -> LoweredKernel:
+    """Raises ConfigError for an illegal config and CompileError when TVM refuses the template."""
+    import tvm
+
+    started = time.perf_counter()
+    function = build(problem, config, sm_count, **variant)
+    traced = time.perf_counter()
+    target = tvm.target.Target({"kind": "cuda", "arch": config.arch.name, "host": {"kind": "cuda_host"}})
+    with target:
+        module = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline="tirx").mod
+    source = str(module.imports[0].inspect_source("cuda"))
+    launch = _launch_plan(source, str(module.inspect_source()))
+    digest = hashlib.sha256(source.encode())
+    digest.update(json.dumps(asdict(launch), sort_keys=True).encode())
+    return LoweredKernel(
+        source=source,
+        launch=launch,
+        source_hash=digest.hexdigest(),
+        trace_s=traced - started,
+        lower_s=time.perf_counter() - traced,
+    )
+
+
+class _Wrapper:
+    """The generated host wrapper, read as `name = expression` bindings."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.bindings = dict(
+            re.findall(r"^\s*(?:auto|size_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE)
+        )
+
+    def integer(self, expression: str) -> int:
+        """Follow casts and bindings down to a literal."""
+        text = expression.strip()
+        while (cast := re.fullmatch(r"static_cast<\w+>\((.+)\)|\(\(\w+\)(.+)\)", text)) is not None:
+            text = next(part for part in cast.groups() if part is not None).strip()
+        if re.fullmatch(r"\d+", text):
+            return int(text)
+        if text not in self.bindings:
+            raise CompileError(f"cannot read the generated host wrapper: {expression!r} is not a constant")
+        return self.integer(self.bindings[text])
+
+    def array(self, name: str) -> tuple[int, ...]:
+        """Elements of a brace-initialised array."""
+        match = re.search(rf"\b{name}\[\d+\] = {{(.*)}};", self.text)
+        if match is None:
+            raise CompileError(f"cannot read the generated host wrapper: array {name} is missing")
+        return tuple(self.integer(part) for part in match[1].split(","))
+
+    def operand(self, expression: str) -> str:
+        """Which of A, B, D an address expression starts from."""
+        text = self.bindings.get(expression.strip(), expression)
+        match = re.fullmatch(r"\(\(void\*\)\(\(char\*\)(\w+) \+ 0\)\)|(\w+)", text.strip())
+        name = next((part for part in match.groups() if part), "") if match else ""
+        if name not in OPERANDS:
+            raise CompileError(f"cannot read the generated host wrapper: {expression!r} is not the start of an operand")
+        return name
+
+    def one(self, pattern: str) -> re.Match[str]:
+        match = re.search(pattern, self.text)
+        if match is None:
+            raise CompileError(f"cannot read the generated host wrapper: nothing matches {pattern!r}")
+        return match
+
+
+def _tensor_maps(wrapper: _Wrapper) -> dict[str, TensorMapPlan]:
+    """Tensor maps by the name of the variable that holds them."""
+    maps = {}
+    for call in re.findall(r"cuTensorMapEncodeTiled\((.*)\);", wrapper.text):
+        arguments = [part.strip() for part in call.split(", ")]
+        if len(arguments) != 12:
+            raise CompileError(f"cannot read the generated host wrapper: {len(arguments)} tensor-map arguments")
+        holder, data_type, _rank, address, extents, strides, box, element_strides, *modes = arguments
+        inner = re.fullmatch(r"static_cast<CUtensorMap\*>\((\w+)\)", holder)
+        assert inner is not None
+        maps[wrapper.bindings[inner[1]]] = TensorMapPlan(
+            operand=wrapper.operand(address),
+            data_type=_DATA_TYPES[data_type],
+            extents=wrapper.array(extents),
+            strides_bytes=wrapper.array(strides),
+            box=wrapper.array(box),
+            element_strides=wrapper.array(element_strides),
+            interleave=wrapper.integer(modes[0]),
+            swizzle=wrapper.integer(modes[1]),
+            l2_promotion=wrapper.integer(modes[2]),
+            oob_fill=wrapper.integer(modes[3]),
+        )
+    return maps
+
+
+def _launch_plan(source: str, wrapper_text: str) -> LaunchPlan:
+    wrapper = _Wrapper(wrapper_text)
+    maps = _tensor_maps(wrapper)
+    call = wrapper.one(r"tvm_cuda_host_launch\(::(\w+), &cuda_config, ([^)]*)\)")
+    parameters: list[TensorMapPlan | PointerPlan] = []
+    for argument in call[2].split(", "):
+        bound = wrapper.bindings[argument]
+        held = re.fullmatch(r"\*\((\w+)\)", bound)
+        parameters.append(maps[held[1]] if held else PointerPlan(operand=wrapper.operand(bound)))
+    symbol = call[1]
+    if not re.search(rf"__global__ .*\b{symbol}\(", source):
+        raise CompileError(f"the generated source has no kernel {symbol}")
+    cluster = tuple(
+        wrapper.integer(match[1])
+        if (match := re.search(rf"clusterDim\.{axis} = (\w+);", wrapper.text)) is not None
+        else 1
+        for axis in "xyz"
+    )
+    return LaunchPlan(
+        symbol=symbol,
+        grid=wrapper.integer(wrapper.one(r"gridDim = dim3\((\w+), 1, 1\)")[1]),
+        threads=wrapper.integer(wrapper.one(r"blockDim = dim3\((\w+), 1, 1\)")[1]),
+        cluster=(cluster[0], cluster[1], cluster[2]),
+        smem_bytes=wrapper.integer(wrapper.one(r"dynamicSmemBytes = (\w+);")[1]),
+        parameters=tuple(parameters),
+    )
