@@ -1,4 +1,4 @@
-"""Files named by the sha256 of their bytes. A file is complete or absent: it is written beside its place and renamed."""
+"""Files named by the sha256 of their bytes, complete or absent: written beside their place and renamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ArtifactStore:
         self.root = root
 
     def path(self, sha256: str) -> Path:
-        """Where an artifact with this hash lies, whether or not it exists. Raises ArtifactError for a malformed hash."""
+        """Where an artifact with this hash lies, existing or not. Raises ArtifactError for a malformed hash."""
         if re.fullmatch(r"[0-9a-f]{64}", sha256) is None:
             raise ArtifactError(f"{sha256!r} is not a sha256 in hexadecimal")
         return self.root / sha256[:2] / sha256

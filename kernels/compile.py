@@ -15,15 +15,17 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
-from kernels.config import GemmConfig
 from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import Dtype, GemmProblem
 from kernels.toolchain import Toolchain, find_toolchain
+
+if TYPE_CHECKING:
+    from kernels.config import GemmConfig
 
 LAUNCHER_FOLDER = Path(__file__).parent / "launcher"
 # ptxas optimises register use at its highest level: at the default (5) the same templates used up to 20 more registers
@@ -94,14 +96,21 @@ def compile_kernel(
         cubin, log = compile_cubin(lowered.source, config.arch.name, toolchain, work)
         compiled = time.perf_counter()
         description = {
-            "problem": {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype, "layout": problem.layout},
+            "problem": {
+                "m": problem.m,
+                "n": problem.n,
+                "k": problem.k,
+                "dtype": problem.dtype,
+                "layout": problem.layout,
+            },
             "config": config.to_dict(),
             "arch": config.arch.name,
             "sm_count": sm_count,
             "source_hash": lowered.source_hash,
             "toolchain": toolchain.name,
         }
-        module = _link_module(cubin, description, lowered.launch, problem, config, toolchain, work, cache)
+        payload = _payload_source(cubin, description, lowered.launch, problem, config)
+        module = _link_module(payload, toolchain, work, cache)
         linked = time.perf_counter()
     facts = ptxas_facts(log)
     return CompiledKernel(
@@ -129,8 +138,10 @@ def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> t
     # only the -gencode form: with the -arch shorthand some nvcc releases add a plain sm_90 pass that refuses wgmma
     code = f"arch=compute_{arch.removeprefix('sm_')},code={arch}"
     log = _run(
-        [toolchain.nvcc, "-cubin", "-gencode", code, "-std=c++17", "-O3", "-w", "-ccbin", toolchain.cxx]
-        + ["-Xptxas", _PTXAS_FLAGS, source_file, "-o", cubin],
+        [
+            *(toolchain.nvcc, "-cubin", "-gencode", code, "-std=c++17", "-O3", "-w", "-ccbin", toolchain.cxx),
+            *("-Xptxas", _PTXAS_FLAGS, source_file, "-o", cubin),
+        ],
         what=f"nvcc for {arch}",
     )
     return cubin, log
@@ -184,22 +195,15 @@ def launcher_object(toolchain: Toolchain, cache: Path | None = None) -> Path:
     return target
 
 
-def _link_module(
-    cubin: Path,
-    description: dict[str, Any],
-    launch: LaunchPlan,
-    problem: GemmProblem,
-    config: GemmConfig,
-    toolchain: Toolchain,
-    work: Path,
-    cache: Path | None,
-) -> bytes:
+def _link_module(payload_text: str, toolchain: Toolchain, work: Path, cache: Path | None) -> bytes:
     payload, module = work / "payload.c", work / "module.so"
-    payload.write_text(_payload_source(cubin, description, launch, problem, config))
+    payload.write_text(payload_text)
     _run(
-        [toolchain.cxx, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{LAUNCHER_FOLDER}", "-x", "c", payload]
-        + ["-x", "none", launcher_object(toolchain, cache), "-o", module]
-        + [f"-L{toolchain.ffi_library}", "-ltvm_ffi", "-ldl", "-Wl,-s", "-Wl,--build-id=none"],
+        [
+            *(toolchain.cxx, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{LAUNCHER_FOLDER}", "-x", "c", payload),
+            *("-x", "none", launcher_object(toolchain, cache), "-o", module),
+            *(f"-L{toolchain.ffi_library}", "-ltvm_ffi", "-ldl", "-Wl,-s", "-Wl,--build-id=none"),
+        ],
         what="linking the module",
     )
     return module.read_bytes()

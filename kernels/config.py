@@ -52,10 +52,8 @@ class GemmConfig:
             value = getattr(self, field.name)
             kind = type(field.default)
             if type(value) is not kind:
-                raise ConfigError(
-                    f"knob {field.name} must be {kind.__name__}, got {value!r}", knob=field.name
-                )
-            if kind is int and value < 1:
+                raise ConfigError(f"knob {field.name} must be {kind.__name__}, got {value!r}", knob=field.name)
+            if isinstance(value, int) and value < 1:
                 raise ConfigError(f"knob {field.name} must be at least 1, got {value}", knob=field.name)
         if self.raster not in Rasters:
             raise ConfigError(f"knob raster must be one of {', '.join(Rasters)}, got {self.raster!r}", knob="raster")

@@ -20,13 +20,13 @@ Every hand-over is one mbarrier ring named after the two sides:
 tma2mma and ld2mma are waited on in the leader CTA only, so the other CTA arrives on the leader's copy of them.
 """
 # A TVMScript body is parsed, not run: its annotations are buffers and its decorators have no types.
-# mypy: disable-error-code="valid-type, untyped-decorator"
+# mypy: disable-error-code="valid-type, untyped-decorator, no-untyped-def"
+# ruff: noqa: PLR0915 (a kernel is one function: what its roles share is what they close over)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm.backend.cuda.lang import MBarrier, PipelineState, TCGen05Bar, TMABar
 from tvm.backend.cuda.tile_primitive.tma_utils import SwizzleMode, mma_shared_layout
@@ -34,19 +34,27 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 from tvm.tirx.layout import S, TileLayout, tcgen05_atom_layout, tid_in_wg, tmem_datapath_layout
 
-from kernels.config import Sm100GemmConfig
 from kernels.errors import ConfigError
-from kernels.problem import ELEMENT_BYTES, GemmProblem
+from kernels.problem import ELEMENT_BYTES
 from kernels.resources import HEADER_BYTES
 from kernels.rules import violation
 from kernels.tile_scheduler import TileWalk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernels.config import Sm100GemmConfig
+    from kernels.problem import GemmProblem
 
 WARPGROUP_THREADS = 128
 PRODUCER_WARP = 3
 # Named barriers 10, 11 for the writeback warpgroups: 0 belongs to __syncthreads.
 WRITEBACK_BARRIER = 10
-# A ring starts with all slots empty: a side that waits for "empty" starts one phase ahead, so its first lap passes.
-STARTS_EMPTY, STARTS_FULL = 0, 1
+# The tensor map of a copy has the dimensions of A, B or D as they are declared. "tma_auto" derives them from shared
+# memory and drops a dimension of one element: M = 1 is refused ("globalStrides[0]=2 must be a multiple of 16B").
+TMA = "tma_explicit"
+# Phase on which a side starts its ring. All slots start empty: who fills them must not wait on the first lap.
+FIRST_LAP_WAITS, FIRST_LAP_PASSES = 0, 1
 
 FAULTS: dict[str, str] = {
     "phase": "the TMA producer starts its ring on the phase that waits for a first release",
@@ -96,15 +104,14 @@ class _Plan:
 
 
 def _plan(problem: GemmProblem, config: Sm100GemmConfig, sm_count: int) -> _Plan:
-    atom, swizzle_ab = _swizzle(config.blk_k)
-    # A box of several swizzle atoms becomes a 3-D tensor map, whose outer stride exists only where K is a multiple of
-    # the atom. A K tail is copied one atom at a time: out-of-bounds elements arrive as zeros and count as bytes.
-    copies = 1 if problem.k % atom == 0 else config.blk_k // atom
+    copy_k, swizzle_ab = _swizzle(config.blk_k)
     return _Plan(
         clusters=config.clusters(problem, sm_count),
         k_blocks=config.k_blocks(problem),
-        copies=copies,
-        copy_k=config.blk_k // copies,
+        # One swizzle atom wide each: a wider box is a 3-D tensor map, which exists only where K is a multiple of the
+        # atom. Past the end of K, zeros arrive, and count as bytes.
+        copies=config.blk_k // copy_k,
+        copy_k=copy_k,
         tx_bytes=config.cta_group * config.stage_bytes,
         chunks=config.mma_n // config.epi_n,
         chunk_registers=config.epi_n * config.blk_m // WARPGROUP_THREADS,
@@ -134,17 +141,12 @@ def _at(extent: int, index: Any) -> Any:
     return index if extent > 1 else 0
 
 
-def _emit(emitter: Callable[[], Any]) -> None:
-    """Put a statement into the kernel from Python. Barrier methods emit on their own, instructions are values."""
-    call = emitter()
-    if call is not None:
-        T.evaluate(call)
-
-
-def _when(condition: bool, emitter: Callable[[], Any]) -> None:
-    """Choose at trace time: the parser keeps an `if` on a Python bool in the program."""
+def _when(condition: bool, emit: Callable[..., Any], *arguments: Any) -> None:
+    """Put a statement into the kernel or leave it out; the parser would keep an `if` on a Python bool as an `if`."""
     if condition:
-        _emit(emitter)
+        statement = emit(*arguments)
+        if statement is not None:  # methods of barriers emit what they do, instructions are returned
+            T.evaluate(statement)
 
 
 def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: int, *, fault: str = "") -> Any:
@@ -167,17 +169,20 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
     TMEM_COLUMNS = config.arch.tmem_columns
     EVERY_CTA = (1 << CG) - 1
 
+    def leader_copy(barrier: Any) -> Any:
+        return barrier.remote_view(0) if CG > 1 else barrier
+
     def planted(name: str) -> bool:
         return fault == name
 
-    def unless(name: str, emitter: Callable[[], Any]) -> None:
-        _when(not planted(name), emitter)
+    def unless(name: str, emit: Callable[..., Any], *arguments: Any) -> None:
+        _when(not planted(name), emit, *arguments)
 
     stage_mask = 1 if planted("one_cta_mask") else EVERY_CTA
     tx_bytes = plan.tx_bytes // 2 if planted("expect_tx") else plan.tx_bytes
     drained_arrivals = WARPGROUP_THREADS * CG + planted("arrive_count")
     owners = CONSUMERS + 1 if planted("dealloc_two_warps") else 1
-    first_fill = STARTS_EMPTY if planted("phase") else STARTS_FULL
+    first_fill = FIRST_LAP_WAITS if planted("phase") else FIRST_LAP_PASSES
 
     A_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, CONSUMERS, BM, BK))
     B_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, BN, BK))
@@ -194,7 +199,7 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
     def gemm(A: T.Buffer((M, K), dtype), B: T.Buffer((N, K), dtype), D: T.Buffer((M, N), dtype)):
         T.device_entry()
         cta = T.cta_id([plan.clusters * CG])
-        rank, _ = T.cta_id_in_cluster([CG, 1])
+        rank, _row = T.cta_id_in_cluster([CG, 1])
         wg = T.warpgroup_id([CONSUMERS + 1])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
@@ -229,22 +234,20 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
         T.ptx.fence.proxy.async_.shared__cta()
         T.ptx.fence.mbarrier_init.release.cluster()
         # A CTA barrier is not enough for a pair: the peer's copies and commits arrive on these barriers too.
-        _when(CG == 1 or planted("no_cluster_sync"), lambda: T.cuda.cta_sync())
-        _when(CG > 1 and not planted("no_cluster_sync"), lambda: T.cuda.cluster_sync())
+        _when(CG == 1 or planted("no_cluster_sync"), T.cuda.cta_sync)
+        _when(CG > 1 and not planted("no_cluster_sync"), T.cuda.cluster_sync)
 
         # Bound to a value first: a buffer element as allocated_addr is refused when the host call is built.
         tmem_base: T.let = tmem_addr[0]
-        tmem = T.decl_buffer(
-            (BM, TMEM_COLUMNS), "float32", scope="tmem", allocated_addr=tmem_base, layout=acc_layout
-        )
+        tmem = T.decl_buffer((BM, TMEM_COLUMNS), "float32", scope="tmem", allocated_addr=tmem_base, layout=acc_layout)
 
         tiles = T.meta_var(TileWalk(problem, config, plan.clusters))
         tiles.init(cta // CG)
         # First row of A, and first row of B, that this CTA holds of the tile; consumer c starts c * CG * BM further.
         m_start = T.meta_var((tiles.row * CONSUMERS * CG + rank) * BM)
         n_start = T.meta_var((tiles.col * CG + rank) * BN)
-        tma2mma_leader = tma2mma.remote_view(0)
-        ld2mma_leader = ld2mma.remote_view(0)
+        tma2mma_leader = T.meta_var(leader_copy(tma2mma))
+        ld2mma_leader = T.meta_var(leader_copy(ld2mma))
 
         # ------------------------------------------------------------ roles
         @T.inline
@@ -257,66 +260,63 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                     Tx.copy_async(
                         A_smem[_at(PIPE, stage), c, :, in_stage : in_stage + plan.copy_k],
                         A[m_from : m_from + BM, k_from : k_from + plan.copy_k],
-                        dispatch="tma_auto", cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
+                        dispatch=TMA, cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
                     )  # fmt: skip
                 Tx.copy_async(
                     B_smem[_at(PIPE, stage), :, in_stage : in_stage + plan.copy_k],
                     B[n_start : n_start + BN, k_from : k_from + plan.copy_k],
-                    dispatch="tma_auto", cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
+                    dispatch=TMA, cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
                 )  # fmt: skip
 
         @T.inline
         def produce():
-            fill = PipelineState(PIPE, phase=first_fill)
-            while tiles.valid():
-                for k in range(plan.k_blocks):
-                    unless("no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
-                    load_stage(fill.stage, k * BK)
-                    if rank == 0:
-                        tma2mma_leader.arrive(fill.stage, tx_bytes)
+            if T.cuda.elect_sync():
+                fill = PipelineState(PIPE, phase=first_fill)
+                while tiles.valid():
+                    for k in range(plan.k_blocks):
+                        unless("no_empty_wait", mma2tma.wait, fill.stage, fill.phase)
+                        load_stage(fill.stage, k * BK)
+                        if rank == 0:
+                            tma2mma_leader.arrive(fill.stage, tx_bytes)
+                        fill.advance()
+                    tiles.next_tile()
+                # The leader's commits arrive in this CTA's shared memory: stay until the last lap of them is in.
+                for _stage in range(PIPE):
+                    mma2tma.wait(fill.stage, fill.phase)
                     fill.advance()
-                tiles.next_tile()
-            # The leader's commits arrive in this CTA's shared memory: stay until the last lap of them is in.
-            for _stage in range(PIPE):
-                mma2tma.wait(fill.stage, fill.phase)
-                fill.advance()
 
         @T.inline
         def multiply(consumer):
-            drain = PipelineState(PIPE, phase=STARTS_EMPTY)
-            acc = PipelineState(ACC, phase=STARTS_FULL)
-            while tiles.valid():
-                slot = T.meta_var(consumer * ACC + acc.stage)
-                unless("no_acc_wait", lambda: ld2mma.wait(slot, acc.phase))
-                T.ptx.tcgen05.fence__after_thread_sync()
-                column = T.meta_var(slot * MMA_N)
-                for k in range(plan.k_blocks):
-                    unless("no_full_wait", lambda: tma2mma.wait(drain.stage, drain.phase))
+            if T.cuda.elect_sync():
+                drain = PipelineState(PIPE, phase=FIRST_LAP_WAITS)
+                acc = PipelineState(ACC, phase=FIRST_LAP_PASSES)
+                while tiles.valid():
+                    slot = T.meta_var(consumer * ACC + acc.stage)
+                    unless("no_acc_wait", ld2mma.wait, slot, acc.phase)
                     T.ptx.tcgen05.fence__after_thread_sync()
-                    Tx.gemm_async(
-                        tmem[:, column : column + MMA_N],
-                        A_smem[_at(PIPE, drain.stage), _at(CONSUMERS, consumer), :, :],
-                        B_smem[_at(PIPE, drain.stage), :, :],
-                        accum=(k != 0), dispatch="tcgen05", cta_group=CG,
-                    )  # fmt: skip
-                    # A commit arrives when the MMAs issued so far have completed, in every CTA that fills the stage.
-                    mma2tma.arrive(drain.stage, cta_group=CG, cta_mask=stage_mask)
-                    drain.advance()
-                mma2ld.arrive(slot, cta_group=CG, cta_mask=EVERY_CTA)
-                acc.advance()
-                tiles.next_tile()
-
-        @T.inline
-        def release(slot):
-            T.ptx.tcgen05.fence__before_thread_sync()
-            ld2mma_leader.arrive(slot)
+                    column = T.meta_var(slot * MMA_N)
+                    for k in range(plan.k_blocks):
+                        unless("no_full_wait", tma2mma.wait, drain.stage, drain.phase)
+                        T.ptx.tcgen05.fence__after_thread_sync()
+                        Tx.gemm_async(
+                            tmem[:, column : column + MMA_N],
+                            A_smem[_at(PIPE, drain.stage), _at(CONSUMERS, consumer), :, :],
+                            B_smem[_at(PIPE, drain.stage), :, :],
+                            accum=(k != 0), dispatch="tcgen05", cta_group=CG,
+                        )  # fmt: skip
+                        # The commit arrives once the MMAs issued so far have completed, in every CTA of the cluster.
+                        mma2tma.arrive(drain.stage, cta_group=CG, cta_mask=stage_mask)
+                        drain.advance()
+                    mma2ld.arrive(slot, cta_group=CG, cta_mask=EVERY_CTA)
+                    acc.advance()
+                    tiles.next_tile()
 
         @T.inline
         def write_back(consumer):
-            acc = PipelineState(ACC, phase=STARTS_EMPTY)
+            acc = PipelineState(ACC, phase=FIRST_LAP_WAITS)
             # Runs on across tiles. Starting again with each tile would let a tile rewrite the buffer that the store
             # before it may still be reading: wait_group.read(STAGING - 1) covers buffers in turn, not by number.
-            staging = PipelineState(STAGING, phase=STARTS_EMPTY)
+            staging = PipelineState(STAGING, phase=FIRST_LAP_WAITS)
             chunk_f32 = T.alloc_local((plan.chunk_registers,), "float32")
             chunk_16 = T.alloc_local((plan.chunk_registers,), dtype)
             chunk_f32_wg = chunk_f32.view(BM, EPI, layout=chunk_layout)
@@ -324,53 +324,53 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
             storer = T.meta_var((warp == 0) & (lane == 0))
             while tiles.valid():
                 slot = T.meta_var(consumer * ACC + acc.stage)
-                unless("no_result_wait", lambda: mma2ld.wait(slot, acc.phase))
-                unless("no_after_fence", lambda: T.ptx.tcgen05.fence__after_thread_sync())
-                _when(planted("staging_restart"), lambda: staging.init(STARTS_EMPTY))
+                unless("no_result_wait", mma2ld.wait, slot, acc.phase)
+                unless("no_after_fence", T.ptx.tcgen05.fence__after_thread_sync)
+                _when(planted("staging_restart"), staging.init, FIRST_LAP_WAITS)
                 for chunk in range(plan.chunks):
                     column = T.meta_var(slot * MMA_N + chunk * EPI)
                     Tx.wg.copy_async(chunk_f32_wg[:], tmem[:, column : column + EPI])
-                    unless("early_release", lambda: T.ptx.tcgen05.wait__ld.sync.aligned())
+                    unless("early_release", T.ptx.tcgen05.wait__ld.sync.aligned)
                     # Before the stores, so that the next tile's MMAs overlap them.
                     if chunk == plan.chunks - 1:
-                        release(slot)
-                    _when(planted("early_release"), lambda: T.ptx.tcgen05.wait__ld.sync.aligned())
+                        T.ptx.tcgen05.fence__before_thread_sync()
+                        ld2mma_leader.arrive(slot)
+                    _when(planted("early_release"), T.ptx.tcgen05.wait__ld.sync.aligned)
                     Tx.cast(chunk_16[:], chunk_f32[:])
                     # The thread that issues the stores is the one that can wait for them to have read their buffer.
                     if storer:
-                        unless("no_store_wait", lambda: T.ptx.cp.async_.bulk.wait_group.read(STAGING - 1))
+                        unless("no_store_wait", T.ptx.cp.async_.bulk.wait_group.read, STAGING - 1)
                     T.cuda.warpgroup_sync(WRITEBACK_BARRIER + consumer)
                     D_chunk = T.meta_var(D_smem[_at(CONSUMERS, consumer), _at(STAGING, staging.stage), :, :])
                     Tx.wg.copy(D_chunk, chunk_16_wg[:, :])
                     # Each thread makes its own writes visible to the copy engine, then the storer may start it.
-                    unless("no_proxy_fence", lambda: T.ptx.fence.proxy.async_.shared__cta())
-                    unless("no_staging_sync", lambda: T.cuda.warpgroup_sync(WRITEBACK_BARRIER + consumer))
+                    unless("no_proxy_fence", T.ptx.fence.proxy.async_.shared__cta)
+                    unless("no_staging_sync", T.cuda.warpgroup_sync, WRITEBACK_BARRIER + consumer)
                     if storer:
                         m_from = T.meta_var(m_start + consumer * CG * BM)
                         n_from = T.meta_var(tiles.col * MMA_N + chunk * EPI)
-                        Tx.copy_async(D[m_from : m_from + BM, n_from : n_from + EPI], D_chunk, dispatch="tma_auto")
+                        Tx.copy_async(D[m_from : m_from + BM, n_from : n_from + EPI], D_chunk, dispatch=TMA)
                         T.ptx.cp.async_.bulk.commit_group()
                     staging.advance()
                 acc.advance()
                 tiles.next_tile()
             if storer:
-                unless("no_exit_wait", lambda: T.ptx.cp.async_.bulk.wait_group(0))
+                unless("no_exit_wait", T.ptx.cp.async_.bulk.wait_group, 0)
 
         if wg == CONSUMERS:
             if warp == PRODUCER_WARP:
-                if T.cuda.elect_sync():
-                    produce()
-            elif warp < CONSUMERS:
-                if rank == 0:
-                    if T.cuda.elect_sync():
-                        multiply(warp)
+                produce()
+            elif (warp < CONSUMERS) & (rank == 0):
+                multiply(warp)
         else:
             write_back(wg)
 
         # ------------------------------------------------------------ clean-up
+        # Lanes that were not elected are here long before the one that was; an aligned barrier takes whole warps.
+        T.cuda.warp_sync()
         # The pair shares its tensor memory and its barriers: neither CTA leaves before both are done.
-        _when(CG == 1, lambda: T.cuda.cta_sync())
-        _when(CG > 1, lambda: T.cuda.cluster_sync())
+        _when(CG == 1, T.cuda.cta_sync)
+        _when(CG > 1, T.cuda.cluster_sync)
         # `warp` counts within the warpgroup, so the warpgroup has to be named too.
         if (wg < owners) & (warp == 0):
             T.ptx[f"tcgen05.relinquish_alloc_permit.cta_group::{CG}.sync.aligned"]()

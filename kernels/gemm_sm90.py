@@ -8,7 +8,7 @@ Roles of one CTA
                                   epilogue: registers -> stmatrix -> swizzled staging buffer -> TMA store
 
 Barriers, one pair for each stage
-    tma2mma   the stage is filled        1 arrival (producer) + the bytes of this CTA's A and B, multicast parts included
+    tma2mma   the stage is filled        1 arrival (producer) and the bytes of this CTA's A and B, with multicast parts
     mma2tma   the stage may be refilled  1 arrival of each consumer of each CTA of the cluster
 
 A cluster of two shares B (CTAs stacked along M) or A (along N): each CTA fetches half of the shared tile and multicasts
@@ -17,21 +17,25 @@ it to both, so a stage is free only when the consumers of both CTAs have read it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm.backend.cuda.lang.alloc_pool import SMEMPool
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
-from tvm.backend.cuda.lang.tile_scheduler import ClusterPersistentScheduler2D
 from tvm.script import tirx as T
 
-from kernels.config import Sm90GemmConfig
 from kernels.errors import ConfigError
+from kernels.gemm_names import DELAY_POINTS
 from kernels.problem import ELEMENT_BYTES, GemmProblem
 from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS
 from kernels.rules import MAX_TMA_BOX_ROWS, violation
+from kernels.tile_scheduler import TileWalk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernels.config import Sm90GemmConfig
 
 # Protocol bugs that can be planted, to prove that the referee catches them. The product never builds with one.
 FAULTS = {
@@ -52,8 +56,6 @@ FAULTS = {
     "wrong_row": "the last tile is stored one row too low",
     "illegal_address": "a consumer writes to an address far outside of every allocation",
 }
-
-DELAY_POINTS = ("producer_wait", "producer_load", "consumer_wait", "consumer_release", "epilogue_stage", "epilogue_store")
 
 _SWIZZLE_MODE = {128: 3, 64: 2, 32: 1}  # CUtensorMapSwizzle by bytes of a shared-memory row
 _DESCRIPTOR_MODE = {128: 1, 64: 2, 32: 3}  # wgmma shared-memory descriptor, bits 62-63
@@ -141,7 +143,7 @@ def build_gemm_sm90(
     """The template as a TIRx function `gemm(A, B, D)` for one problem, config and number of SMs.
 
     fault: name of a bug of FAULTS to plant, for tests of the referee
-    delays_ns: nanoseconds to sleep at points of DELAY_POINTS, for stress builds; warpgroups and CTAs sleep differently
+    delays_ns: longest sleep at points of DELAY_POINTS, a power of two, for stress builds
     Raises ConfigError with the rule that is broken.
     """
     if reason := violation(problem, config, sm_count):
@@ -151,6 +153,8 @@ def build_gemm_sm90(
     delays = dict(delays_ns or {})
     if unknown := set(delays) - set(DELAY_POINTS):
         raise ConfigError(f"unknown delay point {sorted(unknown)[0]!r}: use one of {', '.join(DELAY_POINTS)}")
+    if any(longest < 1 or longest & (longest - 1) for longest in delays.values()):
+        raise ConfigError("delays must be powers of two")
     plan = _Plan(problem=problem, config=config, sm_count=sm_count)
 
     M, N, K, dtype = problem.m, problem.n, problem.k, problem.dtype.long_name
@@ -158,7 +162,6 @@ def build_gemm_sm90(
     BLK_M, BLK_N, BLK_K, CTA_M = config.blk_m, config.blk_n, config.blk_k, config.cta_rows
     SLAB, SLABS, ROW_BYTES = plan.slab_cols, plan.slabs, plan.slab_row_bytes
     K_BLOCKS = config.k_blocks(problem)
-    M_TILES, N_TILES = config.cluster_tiles(problem)
     TILE_M, TILE_N = config.cluster_tile
     CLUSTERS = config.clusters(problem, sm_count)
     SHARE_A, SHARE_B = CG > 1 and config.share == "A", CG > 1 and config.share == "B"
@@ -188,9 +191,12 @@ def build_gemm_sm90(
         for statement in emit if condition else ():
             statement()
 
-    def pause(point: str, who: Any) -> None:
-        if delays.get(point):
-            T.evaluate(T.cuda.nano_sleep(T.cast((who & 3) * delays[point], "uint64")))
+    def pause(point: str) -> None:
+        """Sleep for a time that differs from thread to thread and launch to launch: a hash of the SM's clock."""
+        if longest_ns := delays.get(point):
+            ticks = T.call_extern("int64", "clock64")
+            drawn = T.bitwise_and(T.shift_right(ticks * T.int64(2654435761), T.int64(20)), T.int64(longest_ns - 1))
+            T.evaluate(T.cuda.nano_sleep(T.cast(drawn, "uint64")))
 
     def new_map(name: str) -> Any:
         variable = T.Var(name, ty=T.handle("tensormap").ty)
@@ -237,9 +243,9 @@ def build_gemm_sm90(
                     )
                 )  # fmt: skip
 
-    def release(mma2tma: Any, stage: Any, tid: Any, wg_id: Any) -> None:
+    def release(mma2tma: Any, stage: Any, tid: Any) -> None:
         """Hand a stage back to the producers that wrote into it: one thread for each CTA of the cluster."""
-        pause("consumer_release", wg_id)
+        pause("consumer_release")
         with T.If(tid < CG), T.Then():
             if CG == 1:
                 mma2tma.arrive(stage)
@@ -282,14 +288,14 @@ def build_gemm_sm90(
                 with T.If(tid == 0), T.Then():
                     T.evaluate(T.ptx["cp.async.bulk.wait_group.read"](EPI_STAGES - 1))
             T.evaluate(T.cuda.warpgroup_sync(wg_id + 1))
-            pause("epilogue_stage", wg_id + tid // 32)
+            pause("epilogue_stage")
             stage_chunk(acc, packed, chunk, address, lane_xor, buffer)
             if fault != "no_proxy_fence":
                 T.evaluate(T.ptx["fence.proxy.async.shared::cta"]())
             if fault != "no_stage_barrier":
                 T.evaluate(T.cuda.warpgroup_sync(wg_id + 1))
             with T.If(tid == 0), T.Then():
-                pause("epilogue_store", wg_id + 1)
+                pause("epilogue_store")
                 shift = 1 if fault == "wrong_row" and chunk == plan.chunks - 1 else 0
                 store_chunk(Dsm, d_map, buffer, wg_id, m_st + wg_id * BLK_M + block * WGMMA_ROWS + shift, n_st + col)
             if not FIXED_BUFFERS:
@@ -305,8 +311,12 @@ def build_gemm_sm90(
 
     # ---------------------------------------------------------------- the kernel
 
-    @T.prim_func
-    def gemm(A: T.Buffer((M, K), dtype), B: T.Buffer((N, K), dtype), D: T.Buffer((M, N), dtype)):
+    @T.prim_func  # type: ignore[untyped-decorator]
+    def gemm(  # type: ignore[no-untyped-def]
+        A: T.Buffer((M, K), dtype),  # type: ignore[valid-type]
+        B: T.Buffer((N, K), dtype),  # type: ignore[valid-type]
+        D: T.Buffer((M, N), dtype),  # type: ignore[valid-type]
+    ):
         T.func_attr({"global_symbol": "gemm"})
         a_map = T.meta_var(new_map("a_map"))
         b_map = T.meta_var(new_map("b_map"))
@@ -340,19 +350,10 @@ def build_gemm_sm90(
         T.ptx.fence.mbarrier_init.release.cluster()
         cluster_barrier("init_without_cluster_barrier")
 
-        tiles = ClusterPersistentScheduler2D(
-            "tiles",
-            num_m_tiles=N_TILES if config.along_n else M_TILES,
-            num_n_tiles=M_TILES if config.along_n else N_TILES,
-            num_clusters=CLUSTERS,
-            l2_group_size=config.l2_group_size,
-            serpentine=config.serpentine,
-        )
+        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS))
         tiles.init(bx // CG)
-        m_idx = T.meta_var(tiles.n_idx if config.along_n else tiles.m_idx)
-        n_idx = T.meta_var(tiles.m_idx if config.along_n else tiles.n_idx)
-        m_st = T.meta_var(m_idx * TILE_M + (rank * CTA_M if SHARE_B else 0))
-        n_st = T.meta_var(n_idx * TILE_N + (rank * BLK_N if SHARE_A else 0))
+        m_st = T.meta_var(tiles.row * TILE_M + (rank * CTA_M if SHARE_B else 0))
+        n_st = T.meta_var(tiles.col * TILE_N + (rank * BLK_N if SHARE_A else 0))
         a_part = T.meta_var(rank * (CTA_M // 2) if SHARE_A else 0)
         b_part = T.meta_var(rank * (BLK_N // 2) if SHARE_B else 0)
 
@@ -367,10 +368,10 @@ def build_gemm_sm90(
                     fill = PipelineState(PIPE, 0 if fault == "producer_phase" else 1)
                     while tiles.valid():
                         for k in T.serial(K_BLOCKS):
-                            pause("producer_wait", bx)
+                            pause("producer_wait")
                             when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
                             tma2mma.arrive(fill.stage, plan.filled_bytes // (2 if fault == "expect_tx" else 1))
-                            pause("producer_load", bx + 1)
+                            pause("producer_load")
                             for s in T.unroll(SLABS):
                                 for c in T.unroll(A_COPIES):
                                     tma_load(
@@ -423,7 +424,7 @@ def build_gemm_sm90(
             while tiles.valid():
                 # One wgmma group stays in flight: a stage is released when the group after it has been issued and its
                 # own has completed.
-                pause("consumer_wait", wg_id + bx)
+                pause("consumer_wait")
                 when(fault != "no_full_wait", lambda: tma2mma.wait(drain.stage, drain.phase))
                 T.ptx.wgmma.fence.sync.aligned()
                 multiply_stage(acc, a_desc, b_desc, drain.stage, True)
@@ -431,17 +432,17 @@ def build_gemm_sm90(
                 previous = drain.stage
                 drain.advance()
                 for k in T.serial(K_BLOCKS - 1):
-                    pause("consumer_wait", wg_id + bx)
+                    pause("consumer_wait")
                     when(fault != "no_full_wait", lambda: tma2mma.wait(drain.stage, drain.phase))
                     T.ptx.wgmma.fence.sync.aligned()
                     multiply_stage(acc, a_desc, b_desc, drain.stage, False)
                     T.ptx.wgmma.commit_group.sync.aligned()
                     when(fault != "early_release", lambda: T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(1)))
-                    release(mma2tma, previous, tid, wg_id)
+                    release(mma2tma, previous, tid)
                     previous = drain.stage
                     drain.advance()
                 when(fault != "no_accumulator_wait", lambda: T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(0)))
-                release(mma2tma, previous, tid, wg_id)
+                release(mma2tma, previous, tid)
                 epilogue(acc, packed, Dsm, d_map, ring, (wg_id, tid, st_address, st_xor), m_st, n_st)
                 tiles.next_tile()
             if tid == 0:

@@ -12,12 +12,14 @@ import json
 import re
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
-from kernels.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from kernels.problem import GemmProblem
 
 # CUtensorMapDataType, cuda.h
 _DATA_TYPES = {"CU_TENSOR_MAP_DATA_TYPE_FLOAT16": 6, "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9}
@@ -84,9 +86,7 @@ class _Wrapper:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.bindings = dict(
-            re.findall(r"^\s*(?:auto|size_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE)
-        )
+        self.bindings = dict(re.findall(r"^\s*(?:auto|size_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE))
 
     def integer(self, expression: str) -> int:
         """Follow casts and bindings down to a literal."""

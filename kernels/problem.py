@@ -102,7 +102,7 @@ class GemmProblem:
 
     @property
     def min_bytes(self) -> int:
-        """Device memory traffic when A and B are read once and D is written once, in bytes. Also the size of the data."""
+        """Bytes of traffic when A and B are read once and D is written once; also the size of the data."""
         return ELEMENT_BYTES * (self.m * self.k + self.n * self.k + self.m * self.n)
 
     def __str__(self) -> str:

@@ -52,5 +52,8 @@ def resources_of(config: GemmConfig) -> Resources:
     # ptxas (13.0) used beyond that over 29 builds.
     chunk = config.epi_n * config.blk_m // 128
     return Resources(
-        smem_bytes=smem, tmem_columns=config.arch.tmem_columns, threads=config.threads, registers=chunk + chunk // 2 + 24
+        smem_bytes=smem,
+        tmem_columns=config.arch.tmem_columns,
+        threads=config.threads,
+        registers=chunk + chunk // 2 + 24,
     )

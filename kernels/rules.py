@@ -1,4 +1,4 @@
-"""Laws of the hardware and of the templates. Each rule returns the reason it is broken, with the numbers in it, or None.
+"""Laws of the hardware and of the templates. Each rule returns why it is broken, with the numbers in it, or None.
 
 Rules say what cannot run. What is legal but hopeless is `search_space.checks`' business.
 """
@@ -6,10 +6,13 @@ Rules say what cannot run. What is legal but hopeless is `search_space.checks`' 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from kernels.problem import GemmProblem
-from kernels.resources import SM90_REGISTERS, resources_of, sm90_entry_registers, SM90_OVERHEAD_REGISTERS
+from kernels.resources import SM90_OVERHEAD_REGISTERS, SM90_REGISTERS, resources_of, sm90_entry_registers
+
+if TYPE_CHECKING:
+    from kernels.problem import GemmProblem
 
 Rule = Callable[[GemmConfig], "str | None"]
 
@@ -74,10 +77,16 @@ def _sm90_registers(config: GemmConfig) -> str | None:
     one_wgmma = config.blk_n // 2 + SM90_OVERHEAD_REGISTERS
     if one_wgmma > entry:
         # setmaxnreg does not help: ptxas allocates one instruction's accumulators from the entry budget (error C7602)
-        return f"one wgmma of n = {config.blk_n} needs {one_wgmma} registers at kernel entry, {config.threads} threads leave {entry}"
+        return (
+            f"one wgmma of n = {config.blk_n} needs {one_wgmma} registers at kernel entry, "
+            f"{config.threads} threads leave {entry}"
+        )
     need, limit = resources_of(config).registers, SM90_REGISTERS[config.num_consumers][1]
     if need > limit:
-        return f"{config.blk_m}x{config.blk_n} accumulators need {need} registers a thread, {config.num_consumers} consumers leave {limit}"
+        return (
+            f"{config.blk_m}x{config.blk_n} accumulators need {need} registers a thread, "
+            f"{config.num_consumers} consumers leave {limit}"
+        )
     return None
 
 
@@ -93,7 +102,9 @@ def _sm90_cluster(config: GemmConfig) -> str | None:
         return "share = A has no meaning with cta_group = 1" if config.share == "A" else None
     rows = config.blk_n if config.share == "B" else config.cta_rows
     if rows % 16:
-        return f"sharing {config.share} splits {rows} rows in two: each half must be a multiple of 8 rows (swizzle atom)"
+        return (
+            f"sharing {config.share} splits {rows} rows in two: each half must be a multiple of 8 rows (swizzle atom)"
+        )
     return None
 
 

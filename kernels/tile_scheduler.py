@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm.backend.cuda.lang import ClusterPersistentScheduler2D
 from tvm.script import tirx as T
 
-from kernels.config import GemmConfig
-from kernels.problem import GemmProblem
+if TYPE_CHECKING:
+    from kernels.config import GemmConfig
+    from kernels.problem import GemmProblem
 
 
 class SerpentineScheduler(ClusterPersistentScheduler2D):  # type: ignore[misc]
@@ -25,7 +26,7 @@ class SerpentineScheduler(ClusterPersistentScheduler2D):  # type: ignore[misc]
             forward = tile_row // group_size % 2 == 0
             set_tile_coords(tile_row, T.Select(forward, tile_col, last_col - tile_col))
 
-        one_group = self._M_TILE_ROWS <= group_size
+        one_group = group_size >= self._M_TILE_ROWS
         self._update_group_major(tile_linear, set_tile_coords if one_group else set_turned)
 
 

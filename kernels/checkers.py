@@ -1,0 +1,217 @@
+"""Optional gate for sm_100a kernels: tirx-harness runs a reduced instance with the same knobs on the CPU.
+
+synccheck follows the barriers, racecheck the memory accesses, numsim the values. All three are needed: a staging
+buffer that is rewritten too early passes synccheck and numsim, a wrong result may pass both checkers. None of them sees
+a missing `tcgen05.fence::after_thread_sync`. Needs the extra `verify` and a Rust toolchain; the engine's first build
+takes minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.errors import ToolchainError
+from kernels.problem import Dtype, GemmProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernels.config import Sm100GemmConfig
+
+PACKAGES = ("tirx-harness", "apache-tvm")
+CLEAN, EXACT = "clean", "exact"
+RAGGED_ROWS, RAGGED_COLUMNS, RAGGED_K = 3, 8, 8
+FINDINGS_KEPT = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """What the checkers say about one config, on one reduced problem.
+
+    config_key: canonical text of the config
+    problem: reduced problem that was run
+    sm_count: SMs of the pretended device
+    fault: planted bug, empty for the template as it is
+    sync: verdict of synccheck: clean, review, incomplete or error; `failed: ...` where it could not finish
+    race: verdict of racecheck, likewise
+    numsim: `exact` when every element equals the reference bit for bit, `N of M wrong`, or `failed: ...`
+    findings: what the checkers found, worst first, one line each
+    versions: packages and Rust compiler, by name
+    seconds: wall time of each tool, by name
+    """
+
+    config_key: str
+    problem: GemmProblem
+    sm_count: int
+    fault: str
+    sync: str
+    race: str
+    numsim: str
+    findings: tuple[str, ...]
+    versions: dict[str, str]
+    seconds: dict[str, float]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing short of three clean answers passes: not `incomplete`, not a tool that failed."""
+        return (self.sync, self.race, self.numsim) == (CLEAN, CLEAN, EXACT)
+
+
+def available() -> str | None:
+    """Why the checkers cannot be used on this machine, or None. Does not build the engine."""
+    if importlib.util.find_spec("tirx_harness") is None:
+        return "tirx-harness is not installed: install the extra 'verify'"
+    if importlib.util.find_spec("ml_dtypes") is None:
+        return "ml_dtypes is not installed: install the extra 'verify'"
+    for tool in ("cargo", "rustc"):
+        if _rust_tool(tool) is None:
+            return f"no {tool} found: the checker engine is built with Rust; install it or set NUMSIM_{tool.upper()}"
+    return None
+
+
+def _rust_tool(name: str) -> str | None:
+    """Where the engine will look: a setting of its own, cargo's folder in the home, the path."""
+    explicit = os.environ.get(f"NUMSIM_{name.upper()}")
+    if explicit:
+        return shutil.which(explicit)
+    home = Path.home() / ".cargo" / "bin" / name
+    return str(home) if home.is_file() else shutil.which(name)
+
+
+def reduced_problem(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> tuple[GemmProblem, int]:
+    """A small ragged problem that takes one cluster through every hand-over, and the SM count that gives one cluster.
+
+    Two rows of tiles and at least `acc_stages` columns: more tiles than accumulator slots, so each is handed back. One
+    stage more than the ring has, so the ring wraps within a tile and its phase flips. The last tile of each side and
+    the last stage are ragged.
+    """
+    rows, cols = config.cluster_tile
+    problem = GemmProblem(
+        m=rows + RAGGED_ROWS,
+        n=(config.acc_stages - 1) * cols + min(cols - RAGGED_COLUMNS, config.epi_n + RAGGED_COLUMNS),
+        k=config.pipe_depth * config.blk_k + RAGGED_K,
+        dtype=dtype,
+    )
+    return problem, config.cta_group
+
+
+def check(
+    config: Sm100GemmConfig,
+    *,
+    dtype: Dtype = Dtype.BF16,
+    problem: GemmProblem | None = None,
+    sm_count: int | None = None,
+    fault: str = "",
+    workers: int = 2,
+) -> CheckReport:
+    """Run all three tools on the reduced instance of a config, or on a small problem of one's own.
+
+    dtype chooses the reduced problem's element type; `problem` overrides it. Raises ConfigError for an illegal config
+    and ToolchainError where the engine cannot be used or built, which is never a verdict.
+    """
+    if reason := available():
+        raise ToolchainError(reason)
+    reduced, reduced_sms = reduced_problem(config, dtype)
+    problem, sm_count = problem or reduced, sm_count or reduced_sms
+
+    from kernels.lowering import build
+
+    kernel = build(problem, config, sm_count, **({"fault": fault} if fault else {}))
+    operands = _operands(problem)
+    answers: dict[str, str] = {}
+    findings: list[str] = []
+    seconds: dict[str, float] = {}
+    for name, tool in (("sync", _synccheck), ("race", _racecheck), ("numsim", _numsim)):
+        started = time.perf_counter()
+        answers[name], found = _answer(tool, kernel, operands, workers)
+        seconds[name] = time.perf_counter() - started
+        findings += (f"{name}: {line}" for line in found)
+    return CheckReport(
+        config_key=config.key,
+        problem=problem,
+        sm_count=sm_count,
+        fault=fault,
+        findings=tuple(findings),
+        versions=versions(),
+        seconds=seconds,
+        **answers,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Packages and Rust compiler that a verdict depends on, by name. Needs `available() is None`."""
+    rustc = _rust_tool("rustc")
+    assert rustc is not None
+    printed = subprocess.run([rustc, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    return {name: importlib.metadata.version(name) for name in PACKAGES} | {"rustc": printed.strip()}
+
+
+_Answer = tuple[str, tuple[str, ...]]
+
+
+def _answer(tool: Callable[..., _Answer], kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+    from tirx_harness.numsim.errors import NumSimBuildError, NumSimError
+
+    try:
+        return tool(kernel, {name: values.copy() for name, values in operands.items()}, workers)
+    except NumSimBuildError as error:
+        raise ToolchainError(f"the checker engine cannot be built: {_one_line(error)}") from error
+    except NumSimError as error:
+        # A deadlock or a protocol error ends a run this way; an instruction that the engine lacks does too.
+        return f"failed: {_one_line(error)}", ()
+
+
+def _synccheck(kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+    del workers
+    from tirx_harness import synccheck
+
+    return _verdict(synccheck(kernel, operands))
+
+
+def _racecheck(kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+    del workers
+    from tirx_harness import racecheck
+
+    return _verdict(racecheck(kernel, operands))
+
+
+def _verdict(report: Any) -> _Answer:
+    lines = tuple(f"{found.status} {found.kind}: {_one_line(found.message)}" for found in report.findings)
+    return str(report.verdict), lines[:FINDINGS_KEPT]
+
+
+def _numsim(kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+    import numpy as np
+    from tirx_harness.numsim.api import Engine, transpile
+
+    run = Engine(max_workers=workers).run(transpile(kernel), operands, outputs=["D"])
+    a, b = (operands[name].astype(np.float32) for name in ("A", "B"))
+    expected = (a @ b.T).astype(operands["D"].dtype)
+    wrong = int((run.outputs["D"].view(np.uint16) != expected.view(np.uint16)).sum())
+    return (f"{wrong} of {expected.size} wrong" if wrong else EXACT), ()
+
+
+def _operands(problem: GemmProblem) -> dict[str, Any]:
+    """Small integers: their products and sums are exact in float32 in any order, so results must match bit for bit."""
+    import ml_dtypes
+    import numpy as np
+
+    dtype = np.dtype(np.float16) if problem.dtype is Dtype.FP16 else np.dtype(ml_dtypes.bfloat16)
+    values = np.random.default_rng(0)
+    return {
+        "A": values.integers(-3, 4, (problem.m, problem.k)).astype(dtype),
+        "B": values.integers(-3, 4, (problem.n, problem.k)).astype(dtype),
+        "D": np.full((problem.m, problem.n), np.nan, dtype),
+    }
+
+
+def _one_line(value: object, limit: int = 300) -> str:
+    return " ".join(str(value).split())[:limit]

@@ -1,0 +1,311 @@
+"""What each thread of a generated kernel does: its instructions in order, with their addresses, counts and masks.
+
+Warp-specialised code branches on the thread, never on data, so a thread can be followed without a GPU: the control
+variables (stage, phase, tile) are integers that the source computes. Threads that take the same branches are followed
+once. Two things are not taken from the source: the persistent loop runs a fixed number of tiles, so that a finding does
+not depend on how many tiles a shape leaves for a cluster, and a long K loop skips whole double laps of the ring, after
+which stage and phase stand where they stood.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels.cuda_source import CLUSTER_WINDOW, UNKNOWN, Expression, Helper, Kernel, SourceError, Statement, Value
+
+_THREAD_NAMES = frozenset({"threadIdx.x", "warp_id_in_cta"})
+_THREAD_HELPERS = frozenset({"elect", "thread_rank"})
+_RANK_HELPERS = frozenset({"cta_rank", "cta_rank_y"})
+_IGNORED = frozenset({"prefetch", "sleep"})
+# Parameters whose values the rules use; the others (data registers, coordinates) are not followed.
+_FOLLOWED = frozenset(
+    {"addr", "count", "barrier", "phase", "tx_count", "dst_mem", "tmap", "mbar", "cta_mask", "mask", "src_mem", "p",
+     "name_bar_id", "dst", "ncols", "taddr", "d_tmem", "a_desc", "b_desc"}
+)  # fmt: skip
+# Operands without which the rules cannot judge an instruction.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "mbarrier_init": ("addr", "count"),
+    "mbarrier_wait": ("barrier", "phase"),
+    "expect_tx": ("addr", "tx_count"),
+    "arrive": ("addr",),
+    "tma_load": ("dst_mem", "tmap", "mbar"),
+    "tma_store": ("tmap", "src_mem"),
+    "named_barrier": ("name_bar_id",),
+    "wgmma": ("a_desc", "b_desc"),
+    "tcgen05_mma": ("d_tmem", "a_desc", "b_desc"),
+    "tcgen05_commit": ("mbar",),
+    "tcgen05_ld": ("taddr",),
+    "tmem_alloc": ("dst", "ncols"),
+    "tmem_dealloc": ("taddr", "ncols"),
+}
+MAX_EVENTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One instruction that a thread executes.
+
+    kind: what it does (kernels.cuda_source)
+    line: in the generated source
+    text: PTX mnemonic, for people
+    values: the followed operands by name
+    n: number of a wait_group, or -1
+    registers: register arrays among the operands
+    """
+
+    kind: str
+    line: int
+    text: str
+    values: dict[str, Value]
+    n: int = -1
+    registers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Threads of one CTA that do the same.
+
+    rank: CTA within the cluster
+    threads: their indices, the followed one first
+    events: in program order
+    """
+
+    rank: int
+    threads: tuple[int, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def warpgroup(self) -> int:
+        return self.threads[0] // 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walk:
+    """How far a thread is followed.
+
+    tiles: tiles of the persistent loop
+    k_blocks: trip count of a K loop
+    lap: K blocks after which the ring's stage and phase repeat
+    kept: K blocks that are followed before whole laps are skipped
+    """
+
+    tiles: int
+    k_blocks: int
+    lap: int
+    kept: int
+
+    def trips(self, count: int) -> int:
+        """Iterations to follow of a loop of `count`. The consumer peels one iteration of its K loop off."""
+        if count not in (self.k_blocks, self.k_blocks - 1) or self.k_blocks <= self.kept:
+            return count
+        return count - (self.k_blocks - self.kept) // self.lap * self.lap
+
+
+def traces(kernel: Kernel, *, threads: int, ranks: int, walk: Walk) -> tuple[Trace, ...]:
+    """Every thread of every CTA of a cluster, grouped by what it does. Raises SourceError."""
+    conditions = _thread_conditions(kernel)
+    found = []
+    for rank in range(ranks):
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index in range(threads):
+            probe = _Thread(kernel, index, rank, walk)
+            # Warps may take the same branches and still use different barriers; the first lane stands for its warp.
+            owner = index // 32 if index % 32 == 0 else -1 - index // 128
+            groups.setdefault((owner, *(int(bool(c.evaluate(probe))) for c in conditions)), []).append(index)
+        for members in groups.values():
+            thread = _Thread(kernel, members[0], rank, walk)
+            thread.run(kernel.body)
+            found.append(Trace(rank, tuple(members), tuple(thread.events)))
+    return tuple(found)
+
+
+def _statements(body: list[Statement]) -> list[Statement]:
+    return [s for one in body for s in (one, *_statements(one.body), *_statements(one.orelse))]
+
+
+def _thread_conditions(kernel: Kernel) -> list[Expression]:
+    """Branch conditions that differ between the threads of a CTA.
+
+    Raises SourceError for one that also depends on state.
+    """
+    helpers = kernel.scope.helpers
+    sources = _THREAD_NAMES | {name for name, helper in helpers.items() if helper.kind in _THREAD_HELPERS}
+    plain = (
+        sources | {name for name, helper in helpers.items() if helper.kind in _RANK_HELPERS} | {"int", "uint", "bool"}
+    )
+    everything = _statements(kernel.body)
+    varying = set(sources)
+    size = 0
+    while len(varying) > size:
+        size = len(varying)
+        varying |= {s.target for s in everything if s.kind == "assign" and s.value and _names(s.value) & varying}
+    found: dict[str, Expression] = {}
+    for statement in everything:
+        if statement.kind not in ("if", "for", "tiles"):
+            continue
+        assert statement.value is not None
+        names = _names(statement.value)
+        if not names & varying:
+            continue
+        if statement.kind != "if" or not names <= plain:
+            raise SourceError(f"a branch mixes thread and state: {statement.value.text}", statement.line)
+        found[statement.value.text] = statement.value
+    return list(found.values())
+
+
+def _names(expression: Expression) -> set[str]:
+    return set(re.findall(r"threadIdx\.x|[A-Za-z_]\w*", expression.text))
+
+
+@dataclass(slots=True)
+class _Thread:
+    """Variables and position of one thread."""
+
+    kernel: Kernel
+    index: int
+    rank: int
+    walk: Walk
+    variables: dict[Any, Value] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    line: int = 0
+
+    # ------------------------------------------------------------ what expressions ask for
+
+    def variable(self, name: str) -> Value:
+        if name == "threadIdx.x":
+            return self.index
+        if name == "warp_id_in_cta":
+            return self.index // 32
+        if name == "blockIdx.x":  # the first cluster
+            return self.rank
+        if name not in self.variables:
+            raise SourceError(f"{name} is read before it is set")
+        return self.variables[name]
+
+    def builtin(self, kind: str) -> int:
+        return {
+            "elect": int(self.index % 32 == 0),
+            "thread_rank": self.index,
+            "cta_rank": self.rank,
+            "cta_rank_y": 0,
+        }[kind]
+
+    def element(self, base: Value, index: int, size: int) -> Value:
+        """`base[index]`: of a register array, or a word of shared memory."""
+        if isinstance(base, str):
+            return self.variables.get((base, index))
+        self.emit("shared_read", "ld.shared", {"addr": base + size * index})
+        return 0
+
+    # ------------------------------------------------------------ statements
+
+    def run(self, body: list[Statement]) -> None:
+        for statement in body:
+            self.line = statement.line
+            try:
+                self.step(statement)
+            except SourceError as error:
+                raise SourceError(str(error), error.line or statement.line) from None
+
+    def step(self, statement: Statement) -> None:
+        if statement.kind == "call":
+            self.call(statement)
+            return
+        assert statement.value is not None
+        if statement.kind == "assign":
+            self.assign(statement, statement.value)
+        elif statement.kind == "if":
+            value = statement.value.evaluate(self)
+            if not isinstance(value, int):
+                raise SourceError(f"a branch on data: {statement.value.text}")
+            self.run(statement.body if value else statement.orelse)
+        elif statement.kind == "for":
+            for count in range(self.walk.trips(statement.value.evaluate(self))):
+                self.variables[statement.target] = count
+                self.run(statement.body)
+        elif statement.kind == "tiles":
+            for _tile in range(self.walk.tiles):
+                self.run(statement.body)
+        else:
+            statement.value.evaluate(self)
+
+    def assign(self, statement: Statement, value: Expression) -> None:
+        floats = self.float_arrays(value.text)
+        if floats:
+            self.emit("register_read", "mov", {}, registers=floats)
+        if statement.index is None:
+            self.variables[statement.target] = value.evaluate(self)
+        elif statement.target in self.kernel.scope.arrays:
+            self.variables[statement.target, statement.index.evaluate(self)] = value.evaluate(self)
+        else:
+            raise SourceError(f"assigns to memory: {statement.target}[{statement.index.text}]")
+
+    def float_arrays(self, text: str) -> tuple[str, ...]:
+        arrays = self.kernel.scope.arrays
+        return tuple(name for name in arrays if arrays[name] == "float" and name in text)
+
+    def call(self, statement: Statement) -> None:
+        helper = statement.helper
+        assert helper is not None
+        if helper.kind in _IGNORED:
+            return
+        if helper.kind == "mapa":
+            self.map_address(dict(zip(helper.parameters, statement.arguments, strict=True)))
+            return
+        if helper.kind == "encode_descriptor":
+            self.encode_descriptor(dict(zip(helper.parameters, statement.arguments, strict=True)))
+            return
+        if helper.kind == "cluster_sync":
+            self.emit("cluster_arrive", "barrier.cluster.arrive.aligned", {})
+            self.emit("cluster_wait", "barrier.cluster.wait.aligned", {})
+            return
+        if statement.followed is None:
+            self.prepare(statement, helper)
+        assert statement.followed is not None
+        values = {name: evaluate(self) for name, evaluate in statement.followed}
+        if None in values.values():
+            raise SourceError(f"an operand of {helper.text} is data: {values}")
+        self.emit(helper.kind, helper.text, values, helper.immediate, statement.registers)
+
+    def prepare(self, statement: Statement, helper: Helper) -> None:
+        """Choose, once for all threads, which operands of an instruction to follow."""
+        named = dict(zip(helper.parameters, statement.arguments, strict=False))
+        if helper.kind == "convert":
+            statement.registers = self.float_arrays(" ".join(statement.arguments))
+        elif helper.kind in ("wgmma", "tcgen05_ld"):
+            statement.registers = self.float_arrays(statement.arguments[0])
+        if helper.kind == "shared_write" and not {"p", "addr"} & set(named):
+            raise SourceError(f"{helper.text} has no address")
+        if missing := set(_NEEDED.get(helper.kind, ())) - set(named):
+            raise SourceError(f"{helper.text} has no operand {sorted(missing)[0]}")
+        follow = {} if helper.kind in ("convert", UNKNOWN) else named
+        expression = self.kernel.scope.expression
+        statement.followed = tuple((k, expression(v).evaluate) for k, v in follow.items() if k in _FOLLOWED)
+
+    def map_address(self, named: dict[str, str]) -> None:
+        """mapa: where the CTA of a given rank sees this address."""
+        address, rank = (self.kernel.scope.expression(named[name]).evaluate(self) for name in ("a", "b"))
+        self.variables[self.element_of(named["d"])] = (rank + 1) * CLUSTER_WINDOW + address
+
+    def encode_descriptor(self, named: dict[str, str]) -> None:
+        """The start address is the part of a shared-memory descriptor that the rules use."""
+        address = self.kernel.scope.expression(named["addr"]).evaluate(self)
+        place = re.fullmatch(r"\(&\((.+)\)\)", named["desc"])
+        if place is None:
+            raise SourceError(f"cannot read the descriptor {named['desc']!r}")
+        self.variables[self.element_of(place[1])] = (address & 0x3FFFF) >> 4
+
+    def element_of(self, text: str) -> tuple[str, int]:
+        place = re.fullmatch(r"(\w+)\[(\d+)\]", text)
+        if place is None or place[1] not in self.kernel.scope.arrays:
+            raise SourceError(f"cannot read the destination {text!r}")
+        return place[1], int(place[2])
+
+    def emit(
+        self, kind: str, text: str, values: dict[str, Value], n: int = -1, registers: tuple[str, ...] = ()
+    ) -> None:
+        if len(self.events) >= MAX_EVENTS:
+            raise SourceError(f"a thread executes more than {MAX_EVENTS} instructions")
+        self.events.append(Event(kind, self.line, text, values, n, registers))

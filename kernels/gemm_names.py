@@ -1,0 +1,11 @@
+"""Names that the templates share with whoever builds variants of them. Imports no tvm."""
+
+# Where a stress build may sleep: before each barrier wait and each hand-over of each role.
+DELAY_POINTS = (
+    "producer_wait",
+    "producer_load",
+    "consumer_wait",
+    "consumer_release",
+    "epilogue_stage",
+    "epilogue_store",
+)

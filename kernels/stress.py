@@ -1,0 +1,79 @@
+"""Builds that make a race likely to show: the knobs of a winner on the shortest K over many tiles, and with delays.
+
+Why: the epilogue race that `FAULTS["epilogue_restart"]` plants passed 200 of 200 launches at K = 4096 and failed 200 of
+200 at K = 128 with the same knobs (H200). A long mainloop gives every store time to drain; a short one does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from kernels.gemm_names import DELAY_POINTS
+from kernels.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from kernels.config import GemmConfig
+
+# Tiles for each cluster: enough that every staging buffer, pipeline stage and barrier phase comes round several times.
+TILES_PER_CLUSTER = 6
+_LONGEST_DELAY_NS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class StressBuild:
+    """One build to verify.
+
+    label: what is special about it
+    problem: what it computes
+    delays_ns: longest sleep by delay point; empty for none
+    """
+
+    label: str
+    problem: GemmProblem
+    delays_ns: dict[str, int] = field(default_factory=dict)
+
+
+def stress_builds(problem: GemmProblem, config: GemmConfig, sm_count: int) -> tuple[StressBuild, ...]:
+    """Builds for one winner, in the order in which they are run: those without delays are the quickest to fail."""
+    wrap = config.pipe_depth + 1
+    builds = [
+        StressBuild(label=f"{blocks} k-block{'s' * (blocks > 1)}", problem=_short(problem, config, sm_count, blocks))
+        for blocks in (1, 2, wrap)
+    ]
+    for role in ("producer", "consumer", "epilogue"):
+        delays = {point: _LONGEST_DELAY_NS for point in DELAY_POINTS if point.startswith(role)}
+        builds.append(
+            StressBuild(label=f"{role} delayed", problem=_short(problem, config, sm_count, wrap), delays_ns=delays)
+        )
+    everywhere = dict.fromkeys(DELAY_POINTS, _LONGEST_DELAY_NS)
+    builds.append(StressBuild(label="all delayed", problem=_short(problem, config, sm_count, 2), delays_ns=everywhere))
+    return tuple(builds)
+
+
+def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: int) -> GemmProblem:
+    """The problem with `k_blocks` blocks of K and just enough tiles, as ragged as the original in M and N.
+
+    A problem of one row of tiles keeps its M: the template fetches fewer rows of A for it, which is a path of its own.
+    """
+    rows, cols = config.cluster_tile
+    clusters = max(1, sm_count // config.cta_group)
+    wanted = TILES_PER_CLUSTER * clusters
+    tiles_m, tiles_n = config.cluster_tiles(problem)
+    if prod((tiles_m, tiles_n)) > wanted:
+        tiles_m = min(tiles_m, max(1, ceil(wanted / tiles_n)))
+        tiles_n = min(tiles_n, ceil(wanted / tiles_m))
+    elif tiles_m == 1:
+        tiles_n = wanted
+    else:
+        tiles_m = ceil(wanted / tiles_n)
+    m = problem.m if tiles_m == 1 else _ragged(tiles_m, rows, problem.m)
+    n = problem.n if tiles_n == 1 else _ragged(tiles_n, cols, problem.n)
+    k = max(8, k_blocks * config.blk_k - (problem.k % config.blk_k and config.blk_k - problem.k % config.blk_k))
+    return GemmProblem(m=m, n=n, k=k, dtype=problem.dtype, layout=problem.layout)
+
+
+def _ragged(tiles: int, tile: int, extent: int) -> int:
+    """`tiles` tiles whose last one is as full as the last one of `extent`."""
+    return (tiles - 1) * tile + (extent % tile or tile)

@@ -1,0 +1,259 @@
+"""How long a config should take: a roofline with waves, a finite pipeline and the costs at both ends of a kernel.
+
+A CTA's time for one stage is the longest of what the tensor core needs (compute), what one SM can take in from L2 and
+what device memory delivers to all of them (bandwidth), and what the loads under way cover of their latency (Little's
+law). Stages add up over the tiles of the busiest CTA; epilogues are added as far as nothing runs beside them.
+
+It ranks configs before anything is measured and is never shown as a measurement. Its constants are data-sheet numbers
+of the device profile, and the rates below, each with its source: a published figure, or what moving one knob on an H200
+showed. None is adjusted to a single shape; those that a kernel bound by that rate alone showed are marked (*). For the
+best measured config of 41 shapes, 6 us to 1.4 ms, the estimate lies within 20 % of the measurement and 1 % above it on
+average; it cannot see that a depth of 2 with stages of 96 KiB does worse (0.71) than the same bytes in three (0.99).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.errors import ConfigError
+from kernels.problem import ELEMENT_BYTES, Dtype, GemmProblem
+from search_space.walk import Walk, epilogue_chunks, loaded_rows, walk_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernels.devices import DeviceProfile
+
+# Share of the data-sheet bandwidth that a streaming kernel gets: on an H200 (4.8 TB/s) cuBLAS passes 4.3 TB/s by up to
+# 3 %.
+BANDWIDTH_SHARE = 0.92
+
+# Share of the tensor-core rate at the highest clock that random data leaves (power): the mainloops of 4096^3 and 8192^3
+# on an H200 at 1980 MHz, bf16 and fp16; operands of zeros run up to 15 % faster. Blackwell: about 1610 TFLOP/s at
+# 8192^3 fp16 on a B200 (Tilus documentation, cuBLAS and its own best kernel alike), which is 0.70 once the 1.2 % of its
+# waves that idle are taken out; no figure of ours exists.
+SUSTAINED_SHARE: dict[str, dict[Dtype, float]] = {
+    "sm_90a": {Dtype.BF16: 0.79, Dtype.FP16: 0.77},
+    "sm_100a": {Dtype.BF16: 0.70, Dtype.FP16: 0.70},
+}
+
+# Bytes that one SM takes in from L2 each clock: one 64-byte port (*). A lone CTA streams at this rate: 32x32x16384 and
+# 128x256x7168 (32 CTAs) last as long as their stages at 64 B a clock.
+SM_PORT_BYTES_PER_CLOCK = 64
+# Shared memory: 32 banks of 4 bytes (CUDA programming guide). An MMA reads both operands from there, which is why an
+# m64 wgmma needs n >= 64 for the full rate.
+SMEM_BYTES_PER_CLOCK = 128
+# From issuing a TMA load to its bytes counted on the mbarrier, stage transfer excluded: one stage of 16 KiB under way
+# moved 64 stages in 49 us (64x7168x4096, depth 2), which leaves 0.65 us beside the transfer (*). Within a wave every
+# CTA asks for the same columns of K at the same time, so operands shared through L2 wait for device memory as well.
+LOAD_LATENCY_US = 0.65
+# How sharply a pipeline turns from latency-bound to bandwidth-bound: loaded memory answers later, so near the knee both
+# count. The same sweep at depths 2 to 12 lies within 10 % of the cube.
+KNEE = 3.0
+# A row stride that is not a multiple of a 32-byte sector makes each 128-byte row of a box touch two cache lines:
+# K = 3000 lost 20 % without multicast, nothing with it, K = 3008 nothing either way (4000x5000).
+SECTOR_BYTES = 32
+MISALIGNED_FACTOR = 2
+
+# Launch after the previous kernel of a graph, barrier set-up and tensor map fetch: the shortest kernels measured take
+# 5.8 us (16x720x2880), of which 3.8 are loads, their latency and the last store (*).
+LAUNCH_US = 2.0
+# Clocks a consumer loses at each stage to waiting and releasing: blk_k 32 instead of 64 costs 2 % at 4096^3. With a
+# single m64 wgmma chain in the CTA nothing runs meanwhile and the chain drains: one consumer of 64x256 reached 0.87.
+STAGE_CLOCKS = 30
+LONE_CHAIN_CLOCKS = 80
+# Clocks of an epilogue chunk besides moving its bytes (two named barriers, a proxy fence, the TMA issue): chunks of 16
+# columns instead of 64 cost 2 % at 4096^3. A single staging buffer also waits for the store to have read it.
+CHUNK_CLOCKS = 145
+SINGLE_BUFFER_CLOCKS = 90
+# Clocks between the last MMA of a tile and the first chunk, and from the last chunk to the next MMA: one barrier round
+# trip each.
+TILE_CLOCKS = 100
+# Tensor memory delivers 32 bits to each of 128 lanes a clock (16 TB/s over 148 SMs, Blackwell architecture brief).
+TMEM_COLUMNS_PER_CLOCK = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """Estimated time of one launch and where it goes. The terms overlap, so they do not add up to the time.
+
+    time_us: estimate
+    bound: what a stage waits for: "compute", "memory", "l2" or "latency"
+    compute_us: tensor-core time of the busiest CTA
+    memory_us: device memory traffic at the sustained bandwidth
+    l2_us: stages of the busiest CTA at the rate of its SM's port
+    latency_us: stages of the busiest CTA if only the loads under way limited it
+    epilogue_us: epilogues of the busiest CTA that nothing runs beside
+    overhead_us: launch, first load and last store
+    tiles: cluster tiles of D
+    clusters: clusters launched
+    waves: tiles of the busiest cluster
+    wave_efficiency: share of the launched clusters' time that has a tile
+    tile_efficiency: share of the computed elements that lie inside D
+    bytes_in_flight: bytes that one SM has under way while its ring turns
+    dram_bytes: device memory traffic
+    l2_bytes: bytes that all CTAs request from L2 for their stages
+    """
+
+    time_us: float
+    bound: str
+    compute_us: float
+    memory_us: float
+    l2_us: float
+    latency_us: float
+    epilogue_us: float
+    overhead_us: float
+    tiles: int
+    clusters: int
+    waves: int
+    wave_efficiency: float
+    tile_efficiency: float
+    bytes_in_flight: int
+    dram_bytes: int
+    l2_bytes: int
+
+
+def predict(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> Prediction:
+    """Estimate a config that breaks no rule on this device. Raises ConfigError for one of another architecture."""
+    if config.arch.name != profile.arch.name:
+        raise ConfigError(f"config for {config.arch.name}, {profile.name} runs {profile.arch.name}", knob="arch")
+    walk = walk_of(problem, config, profile.sm_count)
+    clocks_per_us = float(profile.clock_mhz)
+    stages = walk.waves * walk.k_blocks
+    arriving, requested = _stage_traffic(problem, config)
+    dram_bytes = _dram_bytes(problem, config, profile, walk)
+    memory_us = dram_bytes / (profile.bandwidth_bytes_per_s * BANDWIDTH_SHARE) * 1e6
+
+    compute = _compute_clocks(problem, config) / clocks_per_us
+    port = max(arriving, requested) / SM_PORT_BYTES_PER_CLOCK / clocks_per_us
+    bandwidth = max(port, memory_us / stages)
+    latency = _latency_us(config, port, compute)
+    load = bandwidth if stages <= config.pipe_depth else (latency**KNEE + bandwidth**KNEE) ** (1 / KNEE)
+
+    epilogue = _epilogue_clocks(config) / clocks_per_us
+    tile_us = _tile_us(config, walk, compute, load, epilogue)
+    overhead_us = LAUNCH_US + LOAD_LATENCY_US + port + LOAD_LATENCY_US
+    last_us = walk.k_blocks * max(compute, load)
+    rows, cols = config.cluster_tile
+    terms = {"compute": compute, "memory": memory_us / stages, "l2": port, "latency": latency}
+    if stages <= config.pipe_depth:
+        del terms["latency"]
+    return Prediction(
+        time_us=overhead_us + (walk.waves - 1) * tile_us + last_us + epilogue,
+        bound=max(terms, key=lambda name: terms[name]),
+        compute_us=compute * stages,
+        memory_us=memory_us,
+        l2_us=port * stages,
+        latency_us=latency * stages,
+        epilogue_us=(walk.waves - 1) * (tile_us - last_us) + epilogue,
+        overhead_us=overhead_us,
+        tiles=walk.tiles,
+        clusters=walk.clusters,
+        waves=walk.waves,
+        wave_efficiency=walk.wave_efficiency,
+        tile_efficiency=problem.m * problem.n / (walk.tiles * rows * cols),
+        bytes_in_flight=min(_stages_in_flight(config), stages) * arriving,
+        dram_bytes=dram_bytes,
+        l2_bytes=walk.tiles * config.cta_group * walk.k_blocks * requested,
+    )
+
+
+def rank(
+    problem: GemmProblem, configs: Iterable[GemmConfig], profile: DeviceProfile
+) -> list[tuple[GemmConfig, Prediction]]:
+    """Configs with their predictions, fastest first; equal times in the order of the configs' keys."""
+    estimated = [(config, predict(problem, config, profile)) for config in configs]
+    return sorted(estimated, key=lambda pair: (pair[1].time_us, pair[0].key))
+
+
+def _stage_traffic(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
+    """Bytes of a stage that arrive in one CTA, and bytes it requests: multicast brings half of one operand for free."""
+    a_rows, b_rows = loaded_rows(problem, config)
+    row_bytes = ELEMENT_BYTES * config.blk_k
+    arriving = (a_rows + b_rows) * row_bytes
+    requested = arriving
+    if isinstance(config, Sm90GemmConfig) and config.cta_group == 2:
+        requested -= (b_rows if config.share == "B" else a_rows) * row_bytes // 2
+    if problem.k * ELEMENT_BYTES % SECTOR_BYTES:
+        requested *= MISALIGNED_FACTOR
+    return arriving, requested
+
+
+def _compute_clocks(problem: GemmProblem, config: GemmConfig) -> float:
+    """Clocks of one CTA's tensor core for one stage: the slower of multiplying and reading shared memory.
+
+    Both machines run 16 elements of K at a time. A Hopper consumer issues wgmmas of 64 rows. On Blackwell one MMA
+    covers a CTA's rows and the columns of both CTAs of a pair, each of which reads its own columns; 64 rows take as
+    long as 128, because half of the data path idles.
+    """
+    share = SUSTAINED_SHARE[config.arch.name][problem.dtype]
+    steps = config.num_consumers * config.blk_k // 16
+    if isinstance(config, Sm100GemmConfig):
+        rows, read_rows, columns = 128, config.blk_m, config.mma_n
+        extra = 0  # one thread issues ahead of the tensor core, which never waits for a warpgroup
+    else:
+        rows, read_rows, columns = 64, 64, config.blk_n
+        steps *= config.blk_m // 64
+        extra = STAGE_CLOCKS if config.cta_rows > 64 else LONE_CHAIN_CLOCKS
+    multiply = 2 * rows * columns * 16 / config.arch.mma_flops_per_clock / share
+    read = ELEMENT_BYTES * 16 * (read_rows + config.blk_n) / SMEM_BYTES_PER_CLOCK
+    return steps * max(multiply, read) + extra
+
+
+def _stages_in_flight(config: GemmConfig) -> int:
+    """Hopper consumers release a stage once the next one has arrived and its wgmmas are issued; tcgen05 at once."""
+    return config.pipe_depth - 1 if isinstance(config, Sm90GemmConfig) else config.pipe_depth
+
+
+def _latency_us(config: GemmConfig, port: float, compute: float) -> float:
+    """Time per stage when a slot's round trip is all that limits: load, and on Blackwell the MMA that frees it."""
+    if isinstance(config, Sm90GemmConfig):
+        return (LOAD_LATENCY_US + port) / max(1, config.pipe_depth - 1)
+    return (LOAD_LATENCY_US + port + compute) / config.pipe_depth
+
+
+def _epilogue_clocks(config: GemmConfig) -> float:
+    """Clocks from the last MMA of a tile until its accumulator is free: all consumers at once, sharing the SM."""
+    rows = 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
+    staged = config.num_consumers * rows * config.epi_n * ELEMENT_BYTES / SMEM_BYTES_PER_CLOCK
+    if isinstance(config, Sm100GemmConfig):
+        staged += config.num_consumers * config.epi_n / TMEM_COLUMNS_PER_CLOCK
+    chunk = staged + CHUNK_CLOCKS + (SINGLE_BUFFER_CLOCKS if config.epi_stages == 1 else 0)
+    return epilogue_chunks(config) * chunk + TILE_CLOCKS
+
+
+def _tile_us(config: GemmConfig, walk: Walk, compute: float, load: float, epilogue: float) -> float:
+    """Time from one tile to the next.
+
+    The producer runs on during an epilogue until the ring is full. The tensor core waits for the epilogue, because
+    consumers hold their only accumulator, be it registers or their one slot of tensor memory; a consumer does not
+    compute beside another's epilogue either, since both drain the same stages. With a second slot (acc_stages 2) the
+    next tile starts at once, and only an epilogue longer than a whole tile is felt.
+    """
+    mainloop = walk.k_blocks * max(compute, load)
+    if isinstance(config, Sm100GemmConfig) and config.acc_stages > 1:
+        return max(mainloop, epilogue)
+    prefetched = min(epilogue, config.pipe_depth * load)
+    return max(walk.k_blocks * compute + epilogue, walk.k_blocks * load + epilogue - prefetched)
+
+
+def _dram_bytes(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> int:
+    """Traffic of A, B and D. CTAs of one wave share what they read; a later wave reads again unless L2 still has it.
+
+    Half of L2 counts: each of its two partitions keeps its own copy of what its SMs read (H100 white paper).
+    """
+    operands = ELEMENT_BYTES * problem.k * (problem.m + problem.n)
+    result = ELEMENT_BYTES * problem.m * problem.n
+    if operands <= profile.l2_bytes // 2 or walk.waves == 1:
+        return operands + result
+    rows, cols = config.cluster_tile
+    lines, across = (walk.tiles_n, walk.tiles_m) if config.along_n else (walk.tiles_m, walk.tiles_n)
+    group = min(config.l2_group_size, lines)
+    length = min(across, -(-walk.clusters // group))
+    group = max(group, min(lines, -(-walk.clusters // length)))
+    tiles_m, tiles_n = (length, group) if config.along_n else (group, length)
+    panel = min(problem.m, tiles_m * rows) + min(problem.n, tiles_n * cols)
+    reads = int(walk.tiles / walk.clusters * panel * problem.k * ELEMENT_BYTES)
+    return max(operands, reads) + result

@@ -1,0 +1,320 @@
+"""What a person asks the tuner for: one problem on one kind of device, a budget, a protocol and a seed.
+
+A request is checked when it is built, so whoever holds one can rely on it. Its hash, `study_key`, decides whether two
+requests are the same study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from kernels.arch import ARCHES, arch_named
+from kernels.devices import PROFILES, DeviceProfile, default_profile, profile_named
+from kernels.errors import ConfigError, ProblemError
+from kernels.problem import Dtype, GemmProblem, Layout
+from kernels.rules import problem_violation
+from search_space.space import choices
+
+MAX_TRIALS = 100_000
+MAX_WALL_S = 7 * 24 * 3600.0
+MAX_IN_FLIGHT = 256
+MAX_SEED = 2**63 - 1  # the largest integer a SQL column of the store holds
+MAX_ROUNDS = 1000
+SAMPLERS = ("tpe", "random", "brute")
+PROTOCOL_KINDS = ("burst",)
+L2_POLICIES = ("rotate",)
+DISTRIBUTIONS = ("normal",)
+
+
+class RequestError(ValueError):
+    """The request asks for something that cannot be. `field` names the offending field, dotted where it is nested."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def _one_of(value: object, allowed: Iterable[str], name: str) -> str:
+    names = tuple(allowed)
+    if isinstance(value, str) and value in names:
+        return str(value)
+    raise RequestError(f"unknown {name} {value!r}: use one of {', '.join(names)}", field=name)
+
+
+def _whole(value: object, name: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, got {value!r}", field=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, got {value}", field=name)
+    return value
+
+
+def _number(value: object, name: str, *, above: float | None = None, low: float = 0.0, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value!r}", field=name)
+    if above is not None and value <= above:
+        raise RequestError(f"{name} must be above {above:g}, got {value:g}", field=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, got {value:g}", field=name)
+    return float(value)
+
+
+def _only(raw: object, known: Iterable[str], name: str) -> dict[str, Any]:
+    """A mapping with no key but the known ones."""
+    if not isinstance(raw, Mapping):
+        raise RequestError(f"{name or 'request'} must be an object, got {raw!r}", field=name)
+    names = tuple(known)
+    for key in raw:
+        if key not in names:
+            path = f"{name}.{key}" if name else str(key)
+            raise RequestError(f"unknown field {path!r}: fields are {', '.join(names)}", field=path)
+    return dict(raw)
+
+
+class Mode(StrEnum):
+    """How candidates are judged: timed on a GPU, or compiled and estimated by the performance model."""
+
+    MEASURE = "measure"
+    MODEL = "model"
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """Raises RequestError naming the modes there are."""
+        return cls(_one_of(text, tuple(cls), "mode"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """When a study stops. Raises RequestError for a budget that allows nothing.
+
+    trials: candidates that count (measured, modeled or stopped early)
+    wall_s: seconds from the first trial on
+    """
+
+    trials: int = 40
+    wall_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _whole(self.trials, "budget.trials", 1, MAX_TRIALS)
+        object.__setattr__(self, "wall_s", _number(self.wall_s, "budget.wall_s", above=0.0, high=MAX_WALL_S))
+
+    @classmethod
+    def from_dict(cls, raw: object) -> Self:
+        """Raises RequestError naming an unknown or impossible field."""
+        return cls(**_only(raw, (item.name for item in fields(cls)), "budget"))
+
+
+class Effort(StrEnum):
+    """A named budget."""
+
+    QUICK = "quick"
+    NORMAL = "normal"
+    FULL = "full"
+
+    @classmethod
+    def parse(cls, text: str) -> Effort:
+        """Raises RequestError naming the efforts there are."""
+        return cls(_one_of(text, tuple(cls), "effort"))
+
+    @property
+    def budget(self) -> Budget:
+        """Trials and seconds of this effort."""
+        return EFFORT_BUDGETS[self]
+
+
+# quick: the starting configs and little more. normal: 40 trials at about 2.3 s of compiling each (two processes) and
+# under 1 s of GPU time fit well into ten minutes.
+EFFORT_BUDGETS: dict[Effort, Budget] = {
+    Effort.QUICK: Budget(trials=16, wall_s=180.0),
+    Effort.NORMAL: Budget(trials=40, wall_s=600.0),
+    Effort.FULL: Budget(trials=200, wall_s=3600.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureProtocol:
+    """How a candidate is timed. Part of what a result means, so part of the study key.
+
+    kind: "burst": short bursts at full clocks with idle time between them
+    burst_ms: GPU time of one burst, in milliseconds
+    rounds: bursts of each candidate, paired with bursts of the baselines
+    idle_gap_ms: idle time before each burst, in milliseconds
+    l2_policy: "rotate": operands rotate over buffers larger than L2
+    distribution: values of A and B; "normal" is N(0, 1) (zeros run up to 15 % faster: power)
+    """
+
+    kind: str = "burst"
+    burst_ms: float = 4.0
+    rounds: int = 9
+    idle_gap_ms: float = 5.0
+    l2_policy: str = "rotate"
+    distribution: str = "normal"
+
+    def __post_init__(self) -> None:
+        _one_of(self.kind, PROTOCOL_KINDS, "protocol.kind")
+        _one_of(self.l2_policy, L2_POLICIES, "protocol.l2_policy")
+        _one_of(self.distribution, DISTRIBUTIONS, "protocol.distribution")
+        _whole(self.rounds, "protocol.rounds", 1, MAX_ROUNDS)
+        object.__setattr__(self, "burst_ms", _number(self.burst_ms, "protocol.burst_ms", above=0.0, high=1000.0))
+        object.__setattr__(self, "idle_gap_ms", _number(self.idle_gap_ms, "protocol.idle_gap_ms", high=10_000.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field with its value."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: object) -> Self:
+        """Raises RequestError naming an unknown or impossible field."""
+        return cls(**_only(raw, (item.name for item in fields(cls)), "protocol"))
+
+
+def resolve_target(arch: str | None, device: str | None) -> tuple[str, str | None]:
+    """Names of architecture and device as they are stored, from what a person gave: at least one of the two.
+
+    Raises RequestError for an unknown name, for a device of another architecture, and when both are missing.
+    """
+    profile = None
+    if device is not None:
+        if not isinstance(device, str):
+            raise RequestError(f"device must be a name, got {device!r}", field="device")
+        try:
+            profile = profile_named(device)
+        except ConfigError as error:
+            raise RequestError(str(error), field="device") from None
+    if arch is None:
+        if profile is None:
+            raise RequestError(
+                f"name an arch ({', '.join(ARCHES)}) or a device ({', '.join(p.name for p in PROFILES)})", field="arch"
+            )
+        return profile.arch.name, profile.name
+    _one_of(arch, ARCHES, "arch")
+    if profile is not None and profile.arch.name != arch:
+        raise RequestError(
+            f"{profile.name} runs {profile.arch.name}, not {arch}: leave one of them out", field="device"
+        )
+    return arch, profile.name if profile else None
+
+
+def problem_from_dict(raw: object) -> GemmProblem:
+    """The problem that `m`, `n`, `k` and optionally `dtype` and `layout` describe. Raises RequestError."""
+    knobs = _only(raw, ("m", "n", "k", "dtype", "layout"), "problem")
+    for name in ("m", "n", "k"):
+        if name not in knobs:
+            raise RequestError(f"problem.{name} is missing", field=name)
+    for name in ("dtype", "layout"):
+        if name in knobs and not isinstance(knobs[name], str):
+            raise RequestError(f"{name} must be a name, got {knobs[name]!r}", field=name)
+    try:
+        return GemmProblem(**knobs)
+    except ProblemError as error:
+        raise RequestError(str(error), field=error.field) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest:
+    """One study as it was asked for. Raises RequestError for anything that cannot be served.
+
+    problem: the GEMM
+    arch: architecture to tune for
+    device: device profile to tune for, any spelling it goes by; None means any device of the architecture
+    mode: measure on a GPU, or compile and rank by the model
+    budget: when to stop
+    protocol: how to measure
+    seed: seed of the sampler; equal seeds and measurements give equal winners
+    sampler: "tpe", "random" or "brute"
+    in_flight: trials asked ahead of the last told one; fixed for a study so that any engine repeats it
+    """
+
+    problem: GemmProblem
+    arch: str
+    device: str | None = None
+    mode: Mode = Mode.MEASURE
+    budget: Budget = field(default_factory=Budget)
+    protocol: MeasureProtocol = field(default_factory=MeasureProtocol)
+    seed: int = 0
+    sampler: str = "tpe"
+    in_flight: int = 4
+
+    def __post_init__(self) -> None:
+        arch, device = resolve_target(self.arch, self.device)
+        object.__setattr__(self, "arch", arch)
+        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "mode", Mode.parse(self.mode))
+        _one_of(self.sampler, SAMPLERS, "sampler")
+        _whole(self.seed, "seed", 0, MAX_SEED)
+        _whole(self.in_flight, "in_flight", 1, MAX_IN_FLIGHT)
+        for name, kind in (("problem", GemmProblem), ("budget", Budget), ("protocol", MeasureProtocol)):
+            if not isinstance(getattr(self, name), kind):
+                raise RequestError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}", field=name)
+        self._check_problem()
+
+    def _check_problem(self) -> None:
+        if reason := problem_violation(self.problem):
+            raise RequestError(reason, field=reason.split(" ", 1)[0])
+        rooms = [p for p in PROFILES if p.arch.name == self.arch and self.device in (None, p.name)]
+        roomiest = max(rooms, key=lambda profile: profile.memory_bytes)
+        if self.problem.min_bytes > roomiest.memory_bytes:
+            raise RequestError(
+                f"{self.problem.shape} needs {self.problem.min_bytes} B for A, B and D, "
+                f"{roomiest.name} has {roomiest.memory_bytes} B",
+                field="problem",
+            )
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """Profile of the device asked for, or of the architecture's default device."""
+        return profile_named(self.device) if self.device else default_profile(arch_named(self.arch))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` turns back into an equal request."""
+        problem = self.problem
+        return {
+            "problem": {
+                "m": problem.m,
+                "n": problem.n,
+                "k": problem.k,
+                "dtype": Dtype(problem.dtype).value,
+                "layout": Layout(problem.layout).value,
+            },
+            "arch": self.arch,
+            "device": self.device,
+            "mode": self.mode.value,
+            "budget": asdict(self.budget),
+            "protocol": self.protocol.to_dict(),
+            "seed": self.seed,
+            "sampler": self.sampler,
+            "in_flight": self.in_flight,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: object) -> Self:
+        """Read what `to_dict` wrote, or a person: only `problem` and one of `arch`, `device` are needed.
+
+        Raises RequestError naming the field that is unknown, missing or impossible.
+        """
+        values = _only(raw, (item.name for item in fields(cls)), "")
+        if "problem" not in values:
+            raise RequestError("problem is missing: give m, n and k", field="problem")
+        values["problem"] = problem_from_dict(values["problem"])
+        values["arch"], values["device"] = resolve_target(values.get("arch"), values.get("device"))
+        if "budget" in values:
+            values["budget"] = Budget.from_dict(values["budget"])
+        if "protocol" in values:
+            values["protocol"] = MeasureProtocol.from_dict(values["protocol"])
+        return cls(**values)
+
+    @property
+    def study_key(self) -> str:
+        """SHA-256 of everything that changes the answer, the choices of each knob included, as hex.
+
+        What the machine adds (driver, toolchain, template source) is the environment key's business.
+        """
+        content = {"request": self.to_dict(), "space": choices(self.arch)}
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,186 @@
+"""What a study tries first: the presets, configs that were measured to be good, and the model's picks.
+
+Starting configs are legal, not rejected, distinct, and always in the same order for the same problem and device, so
+that a study repeats. A problem that can be served at all has at least one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.errors import ConfigError
+from search_space.checks import plainest, rejection, tile_rejection
+from search_space.model import rank
+from search_space.space import choices, fitting_depths, tiles
+from search_space.walk import walk_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kernels.devices import DeviceProfile
+    from kernels.problem import GemmProblem
+
+STARTING_CONFIGS = 14
+MEASURED_CONFIGS = 6  # at most, so that the model has a say as well
+PICKS_PER_TILE = 2  # of the model's, so that its picks differ in more than the cluster
+
+# The three last steps of the ladder, and the same steps on Hopper: one consumer with a double buffer, a cluster of two
+# that shares B, and a second consumer that shares the staged B. All stage blocks of 128 x 128 x 64.
+PRESETS: dict[str, GemmConfig] = {
+    "step7": Sm100GemmConfig(cta_group=1, num_consumers=1, pipe_depth=2, blk_m=128, blk_n=128, blk_k=64),
+    "step8": Sm100GemmConfig(cta_group=2, num_consumers=1, pipe_depth=4, blk_m=128, blk_n=128, blk_k=64),
+    "step9": Sm100GemmConfig(cta_group=2, num_consumers=2, pipe_depth=4, blk_m=128, blk_n=128, blk_k=64),
+    "h-step7": Sm90GemmConfig(cta_group=1, num_consumers=1, pipe_depth=2, blk_m=128, blk_n=128, blk_k=64),
+    "h-step8": Sm90GemmConfig(cta_group=2, num_consumers=1, pipe_depth=4, blk_m=128, blk_n=128, blk_k=64),
+    "h-step9": Sm90GemmConfig(cta_group=2, num_consumers=2, pipe_depth=4, blk_m=128, blk_n=128, blk_k=64, epi_stages=1),
+}
+
+
+def preset(name: str) -> GemmConfig:
+    """A config by name. Raises ConfigError naming the presets there are."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise ConfigError(f"unknown preset {name!r}: presets are {', '.join(PRESETS)}", knob="preset") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredConfig:
+    """A config that was the best of those tried on a measured shape.
+
+    config: the knobs
+    rows: fewest and most rows of A it is good for
+    where: shapes, and the ratio to `torch.matmul` reached there on an H200
+    """
+
+    config: GemmConfig
+    rows: tuple[int, int]
+    where: str
+
+
+def _won(
+    blk_m: int,
+    blk_n: int,
+    blk_k: int,
+    *,
+    depth: int,
+    rows: tuple[int, int],
+    where: str,
+    consumers: int = 1,
+    cluster: int = 1,
+) -> MeasuredConfig:
+    config = Sm90GemmConfig(
+        num_consumers=consumers,
+        blk_m=blk_m,
+        blk_n=blk_n,
+        blk_k=blk_k,
+        pipe_depth=depth,
+        cta_group=cluster,
+        epi_n=_epilogue_width(blk_n),
+    )
+    return MeasuredConfig(config=config, rows=rows, where=where)
+
+
+def _epilogue_width(blk_n: int) -> int:
+    """The widest chunk that one swizzled TMA store box holds."""
+    return next(width for width in (64, 32, 16) if blk_n % width == 0)
+
+
+MANY = (1024, 2**31 - 1)  # the tensor core limits
+MORE = (257, 2**31 - 1)
+HUNDREDS = (257, 1023)  # one wave of tiles, shaped to fill the SMs
+FEWER = (65, 512)
+DECODE = (1, 64)  # device memory limits: narrow tiles for all SMs and a deep ring of long stages
+MEASURED: tuple[MeasuredConfig, ...] = (
+    _won(64, 256, 64, consumers=2, cluster=2, depth=4, rows=MANY, where="4096^3 fp16 1.00, 16384x4096x4096 bf16 1.02"),
+    _won(64, 256, 64, consumers=2, depth=4, rows=MANY, where="8192^3 1.02, 8192x8192x1024 fp16 1.04"),
+    _won(128, 192, 64, consumers=2, depth=3, rows=MANY, where="2048x6144x4096 bf16 1.04"),
+    _won(64, 192, 64, consumers=3, depth=3, rows=MANY, where="12608x2304x768 fp16 1.06"),
+    _won(64, 224, 64, consumers=2, depth=4, rows=MORE, where="512x7168x4096 fp16 1.07, 7000x2560x2560 bf16 0.97"),
+    _won(64, 224, 32, consumers=2, depth=7, rows=HUNDREDS, where="512x7168x4096 bf16 1.00"),
+    _won(128, 128, 64, depth=6, rows=HUNDREDS, where="512x4096x14336 bf16 0.99"),
+    _won(128, 112, 64, depth=7, rows=FEWER, where="256x7168x4096 bf16 0.99"),
+    _won(128, 80, 64, depth=8, rows=FEWER, where="256x5120x6400 bf16 1.02"),
+    _won(64, 96, 64, depth=10, rows=FEWER, where="256x3072x4096 bf16 1.09"),
+    _won(64, 64, 64, depth=12, rows=FEWER, where="128x4096x14336 fp16 1.10, 128x4096x9216 fp16 1.20 (depth 13)"),
+    _won(64, 16, 64, depth=16, rows=FEWER, where="256x128x2880 bf16 1.12"),
+    _won(64, 64, 128, depth=6, rows=DECODE, where="64x7168x4096 fp16 1.05, 1x24576x1536 bf16 1.11"),
+    _won(64, 32, 128, depth=9, rows=DECODE, where="64x4096x7168 fp16 1.23 (depth 8), 1x2880x4096 bf16 1.33"),
+    _won(64, 48, 128, depth=7, rows=DECODE, where="64x4096x14336 bf16 1.12, 1x6144x4096 bf16 1.10"),
+    _won(64, 112, 128, depth=5, rows=DECODE, where="64x14336x8192 bf16 1.08"),
+    _won(64, 16, 128, depth=11, rows=DECODE, where="1x2112x7168 bf16 1.18, 16x720x2880 bf16 1.32"),
+)
+
+
+def starting_configs(problem: GemmProblem, profile: DeviceProfile) -> tuple[GemmConfig, ...]:
+    """Configs to try first, in this order: presets, measured ones of this class of shapes, the model's picks.
+
+    Empty only when the problem cannot be served on the device.
+    """
+    known = [config for config in PRESETS.values() if config.arch.name == profile.arch.name]
+    chosen = _worth_asking(problem, known, profile)
+    measured = [
+        entry.config
+        for entry in MEASURED
+        if entry.config.arch.name == profile.arch.name and entry.rows[0] <= problem.m <= entry.rows[1]
+    ]
+    chosen |= dict(list(_worth_asking(problem, measured, profile).items())[:MEASURED_CONFIGS])
+    for config in model_picks(problem, profile, STARTING_CONFIGS):
+        if len(chosen) >= STARTING_CONFIGS:
+            break
+        chosen.setdefault(config.key, config)
+    return tuple(chosen.values())
+
+
+def model_picks(problem: GemmProblem, profile: DeviceProfile, count: int) -> tuple[GemmConfig, ...]:
+    """At most `count` configs that the model expects to be fastest, at most two of one CTA tile."""
+    picks: dict[str, GemmConfig] = {}
+    seen: Counter[tuple[int, int]] = Counter()
+    for config, _ in rank(problem, _candidates(problem, profile), profile):
+        tile = (config.cta_rows, config.blk_n)
+        if seen[tile] == PICKS_PER_TILE:
+            continue
+        plain = plainest(problem, config, profile)
+        if plain.key not in picks and rejection(problem, plain, profile) is None:
+            seen[tile] += 1
+            picks[plain.key] = plain
+        if len(picks) == count:
+            break
+    return tuple(picks.values())
+
+
+def _worth_asking(problem: GemmProblem, configs: Iterable[GemmConfig], profile: DeviceProfile) -> dict[str, GemmConfig]:
+    """The configs that can be asked, each as the plainest config that does the same, by key and in order."""
+    kept: dict[str, GemmConfig] = {}
+    for config in configs:
+        if profile.sm_count >= config.cta_group:
+            plain = plainest(problem, config, profile)
+            if rejection(problem, plain, profile) is None:
+                kept.setdefault(plain.key, plain)
+    return kept
+
+
+def _candidates(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmConfig]:
+    """For each tile of the space the deepest pipeline beside a good epilogue, with the default order of tiles.
+
+    The model knows no case in which a shallower ring is faster, and hardly tells epilogues and orders apart: those are
+    left to the search.
+    """
+    depths = tuple(int(depth) for depth in choices(profile.arch)["pipe_depth"])
+    for tile in tiles(profile.arch.name):
+        if profile.sm_count < tile.cta_group:
+            continue
+        walk = walk_of(problem, tile, profile.sm_count)
+        if tile_rejection(problem, tile, profile, walk):
+            continue
+        width = _epilogue_width(tile.blk_n)
+        for epi_n, epi_stages in ((width, 2), (width, 1), (16, 1)):
+            shallow = replace(tile, epi_n=epi_n, epi_stages=epi_stages, l2_group_size=8, raster="m")
+            fitting = fitting_depths(shallow, depths)
+            if len(fitting) > 1:  # two stages are too few where three fit beside a smaller epilogue
+                break
+        if fitting:
+            yield replace(shallow, pipe_depth=fitting[-1])

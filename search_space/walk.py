@@ -1,0 +1,115 @@
+"""How a persistent grid walks the tiles of a problem: waves, and which settings of the order knobs mean one order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from search_space.space import choices
+
+if TYPE_CHECKING:
+    from kernels.problem import GemmProblem
+
+PLAIN_RASTER, PLAIN_GROUP = "m", 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walk:
+    """The tiles of one problem under one config.
+
+    tiles_m: cluster tiles along M
+    tiles_n: cluster tiles along N
+    clusters: clusters launched
+    waves: tiles that the busiest cluster computes
+    k_blocks: stages that one tile consumes
+    """
+
+    tiles_m: int
+    tiles_n: int
+    clusters: int
+    waves: int
+    k_blocks: int
+
+    @property
+    def tiles(self) -> int:
+        """Cluster tiles of D."""
+        return self.tiles_m * self.tiles_n
+
+    @property
+    def wave_efficiency(self) -> float:
+        """Share of the launched clusters' time that has a tile to work on."""
+        return self.tiles / (self.waves * self.clusters)
+
+
+def walk_of(problem: GemmProblem, config: GemmConfig, sm_count: int) -> Walk:
+    """Needs a device that holds at least one cluster of the config."""
+    tiles_m, tiles_n = config.cluster_tiles(problem)
+    clusters = min(sm_count // config.cta_group, tiles_m * tiles_n)
+    return Walk(
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        clusters=clusters,
+        waves=ceil(tiles_m * tiles_n / clusters),
+        k_blocks=config.k_blocks(problem),
+    )
+
+
+def epilogue_chunks(config: GemmConfig) -> int:
+    """Chunks of a tile that one consumer of one CTA writes, each through one staging buffer."""
+    if isinstance(config, Sm100GemmConfig):
+        return config.mma_n // config.epi_n
+    return config.blk_m // 64 * (config.blk_n // config.epi_n)
+
+
+def loaded_rows(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
+    """Rows of A and of B that arrive in one CTA with each stage.
+
+    The Hopper template shortens the box of A to a multiple of 8 rows when the whole matrix is shorter than the tile.
+    """
+    a_rows = config.cta_rows
+    if isinstance(config, Sm90GemmConfig) and not (config.cta_group == 2 and config.share == "A"):
+        a_rows = min(a_rows, ceil(problem.m / 8) * 8)
+    return a_rows, config.blk_n
+
+
+def _covering(arch: str, lines: int) -> int | None:
+    """The smallest group size of the space that holds this many lines of tiles."""
+    sizes = sorted(int(size) for size in choices(arch)["l2_group_size"])
+    return next((size for size in sizes if size >= lines), None)
+
+
+@cache
+def plain_order(arch: str, tiles_m: int, tiles_n: int, raster: str, group: int) -> tuple[str, int]:
+    """The plainest (raster, l2_group_size) of the space that walks a grid of tiles in the same order.
+
+    Tiles are grouped by lines (rows of tiles for "m", columns for "n"); within a group the line changes fastest.
+    """
+    if min(tiles_m, tiles_n) == 1:  # one row or column of tiles has one order
+        return PLAIN_RASTER, PLAIN_GROUP
+    along_n, serpentine = raster.startswith("n"), raster.endswith("-serpentine")
+    lines, across = (tiles_n, tiles_m) if along_n else (tiles_m, tiles_n)
+    if group < lines:
+        if serpentine or not along_n or group > 1:
+            return raster, group
+        # groups of one column run down each column, as one group of all rows does
+        rows = _covering(arch, across)
+        return (raster, group) if rows is None else ("m", rows)
+    # One group holds every line, so no second group is there to turn round.
+    if along_n:
+        return PLAIN_RASTER, PLAIN_GROUP  # along each row of tiles, as groups of one row do
+    return "m", _covering(arch, lines) or group
+
+
+@cache
+def plain_orders(arch: str, tiles_m: int, tiles_n: int) -> tuple[tuple[str, int], ...]:
+    """Every distinct (raster, l2_group_size) of the space for this grid of tiles, in the order of the choices."""
+    values = choices(arch)
+    return tuple(
+        (str(raster), int(group))
+        for group in values["l2_group_size"]
+        for raster in values["raster"]
+        if plain_order(arch, tiles_m, tiles_n, str(raster), int(group)) == (raster, group)
+    )

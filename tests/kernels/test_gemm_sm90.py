@@ -1,0 +1,178 @@
+"""The Hopper template, its lowering and its modules, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+from kernels.compile import CompiledKernel, compile_kernel, ptxas_facts
+from kernels.config import Sm90GemmConfig
+from kernels.errors import CompileError, ConfigError
+from kernels.launch import TensorMapPlan
+from kernels.lowering import LoweredKernel, lower
+from kernels.problem import GemmProblem
+from kernels.stress import stress_builds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BIG = GemmProblem.parse("2048x2048x512")
+RAGGED = GemmProblem.parse("1000x1096x1032", dtype="fp16")
+BASE = Sm90GemmConfig(cta_group=2, blk_n=128, pipe_depth=4, epi_n=32, epi_stages=2, l2_group_size=2)
+
+
+@cache
+def lowered(problem: GemmProblem, config: Sm90GemmConfig, fault: str = "") -> LoweredKernel:
+    """Lowering takes a second; tests share it."""
+    return lower(problem, config, 132, fault=fault)
+
+
+@pytest.fixture(scope="module")
+def module() -> CompiledKernel:
+    """One module of a small ragged problem."""
+    return compile_kernel(RAGGED, BASE, 132)
+
+
+@pytest.fixture(scope="module")
+def module_path(module: CompiledKernel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module as a file."""
+    path = tmp_path_factory.mktemp("module") / "gemm.so"
+    path.write_bytes(module.module)
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pipe_depth": 3}, {"cta_group": 1}, {"num_consumers": 1}, {"blk_m": 128}, {"blk_n": 64}, {"blk_k": 32},
+     {"l2_group_size": 4}, {"raster": "n"}, {"raster": "m-serpentine"}, {"raster": "n-serpentine"}, {"epi_n": 64},
+     {"epi_stages": 3}, {"share": "A"}],
+    ids=lambda change: "-".join(f"{name}-{value}" for name, value in change.items()),
+)  # fmt: skip
+def test_every_knob_changes_the_kernel(change: dict[str, Any]) -> None:
+    """A knob that changes nothing would be searched for nothing."""
+    assert lowered(BIG, replace(BASE, **change)).source_hash != lowered(BIG, BASE).source_hash
+
+
+def test_same_config_gives_the_same_source_hash() -> None:
+    """The hash decides what is measured once, so it must not depend on the run."""
+    assert lower(BIG, BASE, 132).source_hash == lowered(BIG, BASE).source_hash
+
+
+def test_launch_plan_is_what_config_and_problem_imply() -> None:
+    """Grid, cluster, shared memory and tensor maps are read from TVM's wrapper: check them against arithmetic."""
+    launch = lowered(RAGGED, BASE).launch
+    assert launch.symbol == "gemm_kernel"
+    assert (launch.threads, launch.cluster, launch.grid) == (384, (2, 1, 1), 2 * 4 * 9)
+    assert launch.smem_bytes == 1024 + 4 * 64 * (128 + 128) * 2 + 2 * 2 * 64 * 32 * 2
+    a, b, d = launch.parameters
+    assert isinstance(a, TensorMapPlan)
+    assert isinstance(b, TensorMapPlan)
+    assert isinstance(d, TensorMapPlan)
+    assert (a.operand, a.extents, a.strides_bytes, a.box) == ("A", (1032, 1000), (2064,), (64, 128))
+    assert (b.operand, b.extents, b.strides_bytes, b.box) == ("B", (1032, 1096), (2064,), (64, 64))
+    assert (d.operand, d.extents, d.strides_bytes, d.box) == ("D", (1096, 1000), (2192,), (32, 64))
+
+
+def test_short_matrix_gets_a_short_box() -> None:
+    """A box partly outside of the matrix is slow: 21.96 us against 16.75 us at M = 16 (H200)."""
+    config = Sm90GemmConfig(num_consumers=1, blk_n=64, blk_k=128, pipe_depth=6)
+    a = lowered(GemmProblem.parse("13x1024x1024"), config).launch.parameters[0]
+    assert isinstance(a, TensorMapPlan)
+    assert a.box == (64, 16)
+
+
+def test_staging_buffer_index_runs_on_across_tiles() -> None:
+    """Three chunks over two buffers: a per-tile constant index is the epilogue race."""
+    config = Sm90GemmConfig(num_consumers=3, blk_n=192, pipe_depth=3)
+    right, racy = lowered(BIG, config).source, lowered(BIG, config, "epilogue_restart").source
+    ring = re.search(r"if \(ring_stage\w*\[0\] == 2\)", right)
+    assert ring is not None, "the buffer index must be a variable that wraps at epi_stages"
+    assert "ring_stage" not in racy or re.search(r"if \(ring_stage\w*\[0\] == 2\)", racy) is None
+
+
+def test_illegal_config_is_refused_with_numbers() -> None:
+    """The template itself refuses, whoever calls it."""
+    with pytest.raises(ConfigError, match=r"279552 B of shared memory"):
+        lower(BIG, Sm90GemmConfig(pipe_depth=5), 132)
+
+
+@pytest.mark.parametrize(
+    "variant", [{"fault": "no_such_bug"}, {"delays_ns": {"nowhere": 2}}, {"delays_ns": {"consumer_wait": 3}}]
+)
+def test_unknown_variant_is_refused(variant: dict[str, Any]) -> None:
+    """A misspelt fault must not silently build a healthy kernel."""
+    with pytest.raises(ConfigError):
+        lower(BIG, BASE, 132, **variant)
+
+
+def test_module_needs_only_tvm_ffi_and_loads_without_a_driver(module_path: Path) -> None:
+    """No CUDA library among its dependencies; it describes itself."""
+    dynamic = subprocess.run(["readelf", "-d", module_path], capture_output=True, text=True, check=True).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line]
+    assert "libtvm_ffi.so" in needed
+    assert not [name for name in needed if "cuda" in name.lower() or "nvidia" in name.lower()]
+    about = json.loads(tvm_ffi.load_module(module_path)["describe"]())
+    assert about["config"] == BASE.to_dict()
+    assert about["problem"] == {"m": 1000, "n": 1096, "k": 1032, "dtype": "fp16", "layout": "NT"}
+
+
+def test_module_was_compiled_without_spills(module: CompiledKernel) -> None:
+    """What the compiler reports travels with the module."""
+    assert (module.spill_bytes, module.stack_bytes, module.warnings) == (0, 0, ())
+    assert 64 <= module.registers <= 255
+    assert (module.arch, module.sm_count) == ("sm_90a", 132)
+    assert module.toolchain.startswith("nvcc-13.0.88 tvm-0.27.0.post1")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "message"),
+    [(np.float32, TypeError, "A must be float16"), (np.float16, ValueError, "A must be on a CUDA device")],
+)
+def test_wrong_argument_is_refused_before_any_launch(
+    module_path: Path, dtype: type, error: type[Exception], message: str
+) -> None:
+    """Wrong dtypes and host memory are named, and it takes no driver to say so."""
+    operands = [np.zeros(shape, dtype) for shape in ((1000, 1032), (1096, 1032), (1000, 1096))]
+    with pytest.raises(error, match=message):
+        tvm_ffi.load_module(module_path)["gemm"](*operands)
+
+
+def test_compiling_twice_gives_the_same_bytes(module: CompiledKernel) -> None:
+    """Content addressing needs reproducible modules."""
+    assert compile_kernel(RAGGED, BASE, 132).sha256 == module.sha256
+
+
+def test_stress_builds_keep_the_knobs_and_the_raggedness() -> None:
+    """Shortest K, many tiles, last tiles as full as the original's; one build without and several with delays."""
+    builds = stress_builds(RAGGED, BASE, 132)
+    assert [build.label for build in builds[:2]] == ["1 k-block", "2 k-blocks"]
+    assert sum(bool(build.delays_ns) for build in builds) == 4
+    rows, cols = BASE.cluster_tile
+    for build in builds:
+        tiles_m, tiles_n = BASE.cluster_tiles(build.problem)
+        assert tiles_m * tiles_n >= 6 * 66
+        assert (build.problem.m % rows, build.problem.n % cols) == (RAGGED.m % rows, RAGGED.n % cols)
+        assert build.problem.k % 64 == RAGGED.k % 64
+    assert BASE.k_blocks(builds[0].problem) == 1
+
+
+def test_ptxas_log_is_read_completely() -> None:
+    """Spilled stores and loads add up; C75xx lines are kept."""
+    log = """ptxas info    : 0 bytes gmem
+    48 bytes stack frame, 64 bytes spill stores, 128 bytes spill loads
+ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized
+ptxas info    : Used 168 registers, used 1 barriers"""
+    facts = ptxas_facts(log)
+    assert (facts.registers, facts.spill_bytes, facts.stack_bytes) == (168, 192, 48)
+    assert len(facts.warnings) == 1
+    assert "serialized" in facts.warnings[0]
+    with pytest.raises(CompileError, match="no register count"):
+        ptxas_facts("nothing")

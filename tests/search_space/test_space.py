@@ -1,0 +1,196 @@
+"""The space: its choices, its size, and the legal configs among them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, product
+from math import prod
+
+import pytest
+
+from kernels.arch import ARCHES
+from kernels.config import CONFIG_CLASSES, GemmConfig
+from kernels.devices import PROFILES, DeviceProfile, profile_named
+from kernels.errors import ConfigError
+from kernels.problem import GemmProblem
+from kernels.resources import resources_of
+from kernels.rules import config_violation, violation
+from search_space.space import (
+    Choices,
+    NoLegalConfigError,
+    choices,
+    count_legal,
+    enumerate_configs,
+    is_legal,
+    legal_configs,
+    random_legal,
+    size,
+)
+
+SQUARE = GemmProblem(m=4096, n=4096, k=4096)
+H200, B200 = profile_named("h200"), profile_named("b200")
+
+REDUCED: dict[str, Choices] = {
+    "sm_90a": {
+        "pipe_depth": (2, 5, 16),
+        "cta_group": (1, 2),
+        "num_consumers": (1, 2, 3),
+        "blk_m": (64, 128, 192),
+        "blk_n": (16, 48, 208, 256),
+        "blk_k": (32, 128),
+        "l2_group_size": (1, 32),
+        "raster": ("m",),
+        "epi_n": (16, 48, 64, 128),
+        "epi_stages": (1, 4),
+        "share": ("A", "B"),
+    },
+    "sm_100a": {
+        "pipe_depth": (2, 4, 8),
+        "cta_group": (1, 2),
+        "num_consumers": (1, 2),
+        "blk_m": (64, 128),
+        "blk_n": (16, 48, 128, 144, 256),
+        "blk_k": (32, 64, 128),
+        "l2_group_size": (8,),
+        "raster": ("m", "n-serpentine"),
+        "epi_n": (16, 32, 128),
+        "epi_stages": (1, 4),
+        "acc_stages": (1, 2),
+    },
+}
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_knob_has_choices_and_the_default_config_is_a_point_of_the_space(arch: str) -> None:
+    """The space names exactly the knobs of the config class, in its order."""
+    space = choices(arch)
+    assert tuple(space) == CONFIG_CLASSES[arch].knobs()
+    assert all(getattr(CONFIG_CLASSES[arch](), knob) in values for knob, values in space.items())
+    assert all(len(set(values)) == len(values) for values in space.values())
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_size_is_the_exact_product_and_space_is_found_by_name_or_architecture(arch: str) -> None:
+    """Counted, not estimated."""
+    assert size(arch) == prod(len(values) for values in choices(arch).values())
+    assert choices(ARCHES[arch]) == choices(arch)
+    assert size("sm_90a") == 15 * 2 * 3 * 3 * 16 * 3 * 6 * 4 * 8 * 4 * 2
+
+
+def test_unknown_architecture_has_no_space() -> None:
+    """The error lists those there are."""
+    with pytest.raises(ConfigError, match="unknown arch 'sm_80': use one of sm_90a, sm_100a"):
+        choices("sm_80")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_pruned_enumeration_yields_what_the_rules_leave_of_the_full_product(arch: str) -> None:
+    """Cutting branches early loses nothing and lets nothing through, checked against the brute product."""
+    space = REDUCED[arch]
+    everything = (
+        CONFIG_CLASSES[arch].from_dict(dict(zip(space, point, strict=True))) for point in product(*space.values())
+    )
+    legal = {config.key for config in everything if config_violation(config) is None}
+    found = [config.key for config in enumerate_configs(arch, space)]
+    assert len(found) == len(set(found))
+    assert set(found) == legal
+    assert len(legal) > 100
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_enumeration_is_lazy_and_starts_at_once(profile: DeviceProfile) -> None:
+    """A million configs are not built to look at the first ones."""
+    first = list(islice(legal_configs(SQUARE, profile), 500))
+    assert len({config.key for config in first}) == 500
+    assert all(violation(SQUARE, config, profile.sm_count) is None for config in first)
+
+
+def _legal_points(profile: DeviceProfile, tries: int) -> list[GemmConfig]:
+    """The legal ones among random points of the full product: an estimate that shares no code with the pruning."""
+    rng, space = random.Random(11), choices(profile.arch)
+    points = (
+        CONFIG_CLASSES[profile.arch.name].from_dict({knob: rng.choice(values) for knob, values in space.items()})
+        for _ in range(tries)
+    )
+    return [config for config in points if violation(SQUARE, config, profile.sm_count) is None]
+
+
+@pytest.mark.parametrize("profile", [H200, B200], ids=["h200", "b200"])
+def test_count_of_legal_configs_agrees_with_random_points_of_the_product(profile: DeviceProfile) -> None:
+    """Counted without listing, within the error of the sample."""
+    tries = 4000
+    share = len(_legal_points(profile, tries)) / tries
+    error = 4 * (share * (1 - share) / tries) ** 0.5
+    assert count_legal(SQUARE, profile) / size(profile.arch) == pytest.approx(share, abs=error)
+
+
+@pytest.mark.parametrize("profile", [H200, B200], ids=["h200", "b200"])
+def test_device_without_room_for_a_pair_has_configs_of_single_ctas_only(profile: DeviceProfile) -> None:
+    """With one SM no cluster of two can run; the count follows without listing."""
+    single = replace(profile, sm_count=1)
+    rng = random.Random(5)
+    assert {random_legal(SQUARE, single, rng).cta_group for _ in range(200)} == {1}
+    assert 0 < count_legal(SQUARE, single) < count_legal(SQUARE, profile)
+
+
+def test_problem_that_no_template_serves_has_no_legal_config() -> None:
+    """Zero, and an error with the rule where one config is wanted."""
+    odd = GemmProblem(m=64, n=36, k=64)
+    assert count_legal(odd, H200) == 0
+    with pytest.raises(NoLegalConfigError, match="n = 36 is not a multiple of 8"):
+        random_legal(odd, H200, random.Random(0))
+    with pytest.raises(NoLegalConfigError):
+        next(legal_configs(odd, H200))
+    with pytest.raises(NoLegalConfigError, match="0 SMs"):
+        random_legal(SQUARE, replace(H200, sm_count=0), random.Random(0))
+
+
+@pytest.mark.parametrize("profile", [H200, B200], ids=["h200", "b200"])
+def test_random_draws_are_legal_within_resources_and_repeat_with_the_seed(profile: DeviceProfile) -> None:
+    """Equal generators draw equal configs; every one fits the SM."""
+    draws = [random_legal(SQUARE, profile, rng) for rng in [random.Random(7)] for _ in range(300)]
+    again = random.Random(7)
+    assert draws == [random_legal(SQUARE, profile, again) for _ in range(300)]
+    assert len(set(draws)) > 290
+    for config in draws:
+        assert is_legal(SQUARE, config, profile)
+        assert resources_of(config).smem_bytes <= profile.arch.smem_bytes
+        assert all(getattr(config, knob) in values for knob, values in choices(profile.arch).items())
+
+
+def test_random_draws_are_uniform_over_the_legal_configs() -> None:
+    """Shares of a knob among draws match its shares among legal points of the product (not among its choices)."""
+    rng = random.Random(3)
+    draws = Counter(random_legal(SQUARE, B200, rng).num_consumers for _ in range(1500))
+    points = Counter(config.num_consumers for config in _legal_points(B200, 6000))
+    assert draws[2] / draws.total() == pytest.approx(points[2] / points.total(), abs=0.08)
+
+
+def test_random_draw_takes_well_under_a_millisecond() -> None:
+    """Processor time, best of several batches, so that a busy machine does not decide."""
+    rng = random.Random(0)
+    random_legal(SQUARE, H200, rng)
+    batches = []
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(50):
+            random_legal(SQUARE, H200, rng)
+        batches.append((time.process_time() - start) / 50)
+    assert min(batches) < 1e-3
+
+
+def test_search_space_imports_neither_compiler_nor_gpu_nor_optimizer() -> None:
+    """The API imports it, so it must stay light."""
+    code = (
+        "import sys\n"
+        "heavy = ('tvm', 'tvm_ffi', 'torch', 'optuna', 'numpy', 'fastapi', 'sqlalchemy')\n"
+        "sys.modules.update(dict.fromkeys(heavy))\n"
+        "import search_space.request, search_space.starting, search_space.askable, search_space.model\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
