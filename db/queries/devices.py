@@ -1,0 +1,119 @@
+"""Devices, artifacts, and what is known to fail on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from db.models import Artifact, Device, DeviceState, Study, Trial, utc_now
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.orm import Session
+
+# Faults of the candidate itself. OUT_OF_MEMORY and INVALID_TIMING may be the moment's fault, SPILLED and
+# COMPILE_FAILED cost no GPU and are found again in seconds.
+_REMEMBERED_OUTCOMES = ("CRASHED", "TIMED_OUT", "WRONG_RESULT", "NONDETERMINISTIC", "CHECK_FAILED")
+
+
+def upsert_device(
+    session: Session,
+    *,
+    uuid: str,
+    name: str,
+    arch: str,
+    sm_count: int,
+    state: str = DeviceState.READY,
+    reason: str = "",
+    environment: dict[str, Any] | None = None,
+) -> Device:
+    """Note a GPU as it is now. Called by the tuner at start and at each change of state; returns the row.
+
+    environment: where None, the stored one stays
+    """
+    found = session.get(Device, uuid)
+    if found is None:
+        found = Device(uuid=uuid, environment={})
+        session.add(found)
+    found.name = name
+    found.arch = arch
+    found.sm_count = sm_count
+    found.state = state
+    found.reason = reason
+    found.last_seen_at = utc_now()
+    if environment is not None:
+        found.environment = environment
+    session.flush()
+    return found
+
+
+def devices(session: Session) -> Sequence[Device]:
+    """All GPUs ever seen, by name and uuid. Called by GET /v1/devices and `gemm-tuner devices`."""
+    return session.scalars(select(Device).order_by(Device.name, Device.uuid)).all()
+
+
+def device(session: Session, uuid: str) -> Device | None:
+    """One GPU by its uuid, or None."""
+    return session.get(Device, uuid)
+
+
+def add_artifact(
+    session: Session,
+    *,
+    sha256: str,
+    size_bytes: int,
+    arch: str,
+    sm_count: int,
+    source_hash: str,
+    config: dict[str, Any],
+    problem_key: str,
+    toolchain: str,
+    kind: str = "module",
+    registers: int | None = None,
+    spill_bytes: int | None = None,
+    facts: dict[str, Any] | None = None,
+) -> Artifact:
+    """Note a file of the artifact store. Called by the tuner after each build. The same bytes are noted once."""
+    found = session.get(Artifact, sha256)
+    if found is not None:
+        return found
+    new = Artifact(
+        sha256=sha256,
+        kind=kind,
+        size_bytes=size_bytes,
+        arch=arch,
+        sm_count=sm_count,
+        source_hash=source_hash,
+        config=config,
+        problem_key=problem_key,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        toolchain=toolchain,
+        facts=facts or {},
+    )
+    session.add(new)
+    session.flush()
+    return new
+
+
+def artifact(session: Session, sha256: str) -> Artifact | None:
+    """One artifact by the hash of its bytes, or None. Called by the export."""
+    return session.get(Artifact, sha256)
+
+
+def known_bad(session: Session, device_name: str, toolchain: str, source_hash: str) -> Trial | None:
+    """The newest trial in which this very source failed on this device with this toolchain, or None.
+
+    Called by the tuner before a candidate goes to the GPU: its `outcome` and `reason` go into the KNOWN_BAD trial.
+    """
+    query = (
+        select(Trial)
+        .join(Study, Trial.study_id == Study.id)
+        .where(Trial.source_hash == source_hash, Trial.toolchain == toolchain)
+        .where(Trial.outcome.in_(_REMEMBERED_OUTCOMES), Study.device_name == device_name)
+        .order_by(Trial.finished_at.desc(), Trial.study_id, Trial.number)
+        .limit(1)
+    )
+    return session.scalar(query)

@@ -1,0 +1,81 @@
+"""The migrations and the models describe the same schema, and lead both ways."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, inspect
+
+from db import schema
+from db.models import Base
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    """A connection to an empty database in memory."""
+    engine = create_engine("sqlite://")
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+def checks(connection: Connection) -> set[tuple[str, str | None, str]]:
+    """Every CHECK constraint: its table, its name, its text."""
+    inspector = inspect(connection)
+    return {
+        (table, check["name"], check["sqltext"])
+        for table in inspector.get_table_names()
+        for check in inspector.get_check_constraints(table)
+    }
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_models(connection: Connection) -> None:
+    """Alembic's own comparison finds tables, columns, types, indexes, unique and foreign keys equal."""
+    schema.upgrade(connection)
+    context = MigrationContext.configure(connection, opts={"compare_type": True})
+    assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_migrations_make_the_check_constraints_of_the_models(connection: Connection) -> None:
+    """Alembic does not compare these, so they are compared by their text."""
+    schema.upgrade(connection)
+    migrated = checks(connection)
+    schema.downgrade(connection, "base")
+    Base.metadata.create_all(connection)
+    assert migrated == checks(connection)
+    assert len(migrated) >= 8
+
+
+def test_going_back_to_the_start_leaves_no_table_and_forward_again_works(connection: Connection) -> None:
+    """Downgrade undoes upgrade."""
+    schema.upgrade(connection)
+    tables = set(inspect(connection).get_table_names())
+    assert set(Base.metadata.tables) == tables - {"alembic_version"}
+    schema.downgrade(connection, "base")
+    assert inspect(connection).get_table_names() == ["alembic_version"]
+    assert schema.current_revision(connection) is None
+    schema.upgrade(connection)
+    assert set(inspect(connection).get_table_names()) == tables
+
+
+def test_each_revision_can_be_undone_and_redone(connection: Connection) -> None:
+    """Step by step, both ways."""
+    for revision in schema.KNOWN_REVISIONS:
+        schema.upgrade(connection, revision)
+        schema.downgrade(connection, "-1")
+        schema.upgrade(connection, revision)
+        assert schema.current_revision(connection) == revision
+
+
+def test_the_listed_revisions_are_the_scripts_there_are() -> None:
+    """KNOWN_REVISIONS spares opening a database the import of Alembic; it must not fall behind."""
+    scripts = ScriptDirectory.from_config(schema.alembic_config())
+    in_order = [script.revision for script in scripts.walk_revisions()][::-1]
+    assert tuple(in_order) == schema.KNOWN_REVISIONS
