@@ -1,0 +1,42 @@
+"""Jobs for tests of the GPU child."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from kernels.config import Sm90GemmConfig
+from kernels.problem import GemmProblem
+from search_space.request import MeasureProtocol
+from tuner.engine.base import EvaluateJob, FinalJob
+
+PROBLEM = GemmProblem(m=512, n=512, k=512)
+
+
+def evaluate_job(
+    module: str,
+    *,
+    problem: GemmProblem = PROBLEM,
+    incumbent_us: float | None = None,
+    protocol: MeasureProtocol | None = None,
+    phase: Literal["trial", "final"] = "trial",
+) -> EvaluateJob:
+    """A job for a module of this name, which need not exist."""
+    return EvaluateJob(
+        problem=problem,
+        config=Sm90GemmConfig(),
+        module_path=Path(module),
+        module_sha256="0" * 64,
+        source_hash=f"hash of {module}",
+        protocol=protocol or MeasureProtocol(),
+        incumbent_us=incumbent_us,
+        seed=0,
+        phase=phase,
+    )
+
+
+def final_job(*modules: str, problem: GemmProblem = PROBLEM, protocol: MeasureProtocol | None = None) -> FinalJob:
+    """A final of these modules."""
+    protocol = protocol or MeasureProtocol()
+    candidates = tuple(evaluate_job(module, problem=problem, protocol=protocol) for module in modules)
+    return FinalJob(problem=problem, candidates=candidates, protocol=protocol, seed=0)

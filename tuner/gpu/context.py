@@ -1,0 +1,173 @@
+"""All that is made once a problem and used by each of its candidates: inputs, reference, timing buffers, baselines."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tuner.gpu.baselines import Baselines, build_baselines
+from tuner.gpu.cublaslt import CublasLt, CublasLtError
+from tuner.gpu.inputs import TORCH_DTYPE, GuardedOutput, make_cases
+from tuner.gpu.jobs import Phase
+from tuner.gpu.referee import Referee
+
+if TYPE_CHECKING:
+    from kernels.problem import GemmProblem
+    from search_space.request import MeasureProtocol
+    from tuner.gpu.device import LiveDevice
+    from tuner.gpu.wire import Report
+
+POOL_OVER_L2 = 3
+MAX_SETS = 1024
+ALIGNMENT = 128  # elements: 256 bytes, what an allocator gives and libraries expect
+MAX_GAP = 64  # steps of ALIGNMENT between two operands
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingSets:
+    """Operands that the launches of a burst walk over.
+
+    sets: (A, B, D) each; the first is the one that the referee verifies
+    pool_bytes: size of all of them
+    """
+
+    sets: tuple[tuple[Any, Any, Any], ...]
+    pool_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemContext:
+    """One problem on the device of this process.
+
+    problem: what is computed
+    protocol: how it is timed
+    referee: verifies
+    timing: buffers of the bursts
+    baselines: captured and screened
+    """
+
+    problem: GemmProblem
+    protocol: MeasureProtocol
+    referee: Referee
+    timing: TimingSets
+    baselines: Baselines
+
+
+class Contexts:
+    """The context of the problem at hand; another problem releases it first."""
+
+    def __init__(self, device: LiveDevice) -> None:
+        self.device = device
+        self._key: tuple[GemmProblem, MeasureProtocol] | None = None
+        self._context: ProblemContext | None = None
+        self._library: CublasLt | None = None
+
+    def get(self, problem: GemmProblem, protocol: MeasureProtocol, seed: int, report: Report) -> ProblemContext:
+        """The context of a problem, made with the seed of the first job that asks for it.
+
+        A later job with another seed gets the same inputs: making them anew would cost more than its measurement.
+        """
+        key = (problem, protocol)
+        if self._context is None or self._key != key:
+            report(Phase.BASELINE)
+            self.release()
+            self._context = self._make(problem, protocol, seed)
+            self._key = key
+        return self._context
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._context = self._key = None
+        torch.cuda.empty_cache()
+
+    def _make(self, problem: GemmProblem, protocol: MeasureProtocol, seed: int) -> ProblemContext:
+        device = self.device
+        referee = make_referee(problem, device, seed)
+        timing = make_timing_sets(problem, referee, device, protocol, seed)
+        baselines = build_baselines(
+            problem,
+            case=referee.cases[0],
+            output=referee.output,
+            sets=timing.sets,
+            protocol=protocol,
+            card=device.card,
+            library=self._cublaslt(),
+            seed=seed,
+        )
+        return ProblemContext(problem=problem, protocol=protocol, referee=referee, timing=timing, baselines=baselines)
+
+    def _cublaslt(self) -> CublasLt | None:
+        if self._library is None:
+            try:
+                self._library = CublasLt()
+            except CublasLtError:
+                return None
+        return self._library
+
+
+def make_referee(problem: GemmProblem, device: LiveDevice, seed: int) -> Referee:
+    """Inputs and reference of a problem."""
+    generator = torch.Generator(device=device.torch_device)
+    generator.manual_seed(seed * 1_000_003 + problem.m + 3 * problem.n + 7 * problem.k)
+    cases = make_cases(problem, device.torch_device, generator)
+    return Referee(problem, cases, GuardedOutput(problem, device.torch_device))
+
+
+def make_timing_sets(
+    problem: GemmProblem, referee: Referee, device: LiveDevice, protocol: MeasureProtocol, seed: int
+) -> TimingSets:
+    """Sets of operands of more than three times L2 in all, at random offsets of one pool.
+
+    Random offsets, because placement alone can move the ratio of two kernels by several percent on small shapes.
+    Raises ValueError for an input distribution that is not served.
+    """
+    pool_bytes = POOL_OVER_L2 * device.profile.l2_bytes
+    count = max(2, min(MAX_SETS, math.ceil(pool_bytes / problem.min_bytes) + 1))
+    if protocol.l2_policy != "rotate":
+        count = 1
+    case = referee.cases[0]
+    first = (case.a, case.b, referee.output.d)
+    generator = torch.Generator(device=device.torch_device)
+    generator.manual_seed(seed * 1_000_003 + 11)
+    shapes = [(problem.m, problem.k), (problem.n, problem.k), (problem.m, problem.n)]
+    offsets, size = _offsets(shapes, count - 1, random.Random(seed))
+    pool = torch.empty(size, dtype=TORCH_DTYPE[problem.dtype], device=device.torch_device)
+    _fill(pool, protocol.distribution, generator)
+    others = [
+        tuple(
+            pool[start : start + rows * columns].view(rows, columns)
+            for start, (rows, columns) in zip(starts, shapes, strict=True)
+        )
+        for starts in offsets
+    ]
+    return TimingSets(sets=(first, *((a, b, d) for a, b, d in others)), pool_bytes=count * problem.min_bytes)
+
+
+def _offsets(shapes: list[tuple[int, int]], count: int, order: random.Random) -> tuple[list[list[int]], int]:
+    """Starts of the operands of `count` sets in elements, and the size of the pool that holds them."""
+    sets, position = [], 0
+    for _ in range(count):
+        starts = []
+        for rows, columns in shapes:
+            position += ALIGNMENT * order.randrange(MAX_GAP)
+            starts.append(position)
+            position += math.ceil(rows * columns / ALIGNMENT) * ALIGNMENT
+        sets.append(starts)
+    return sets, max(position, 1)
+
+
+def _fill(pool: Any, distribution: str, generator: Any) -> None:
+    """Data decides the power that is drawn: zeros run 17 % faster than normal numbers on an H200."""
+    match distribution:
+        case "normal":
+            pool.normal_(generator=generator)
+        case "uniform":
+            pool.uniform_(-1.0, 1.0, generator=generator)
+        case "zeros":
+            pool.zero_()
+        case _:
+            raise ValueError(f"input distribution {distribution!r} is not served: use normal, uniform or zeros")

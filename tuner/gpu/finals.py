@@ -1,0 +1,173 @@
+"""Finalists in the same rounds as one another, an A/A twin and the best of the vendor library; and stress builds."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tuner.engine.base import EvaluateJob, EvaluateReply, FinalJob, FinalReply
+from tuner.gpu.clock import Burst, capture
+from tuner.gpu.context import make_referee
+from tuner.gpu.evaluate import FINAL_REPEATS, Bench, refused
+from tuner.gpu.jobs import Phase, StressJob, StressReply
+from tuner.gpu.rounds import Rounds, measure
+from tuner.records import Measurement, Outcome, Ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tuner.gpu.device import LiveDevice
+    from tuner.gpu.referee import Kernel, Verdict
+    from tuner.gpu.wire import Report
+
+TWIN = "aa"
+
+
+class LoadKernel(Protocol):
+    """How a file becomes a kernel (tuner.gpu.child.load_module)."""
+
+    def __call__(self, path: Path, sha256: str) -> Kernel:
+        """Raises LoadError for a file that is not what was stored, or is no module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readied:
+    """A finalist that was verified and captured.
+
+    job: what was asked
+    kernel: kept as long as its graphs
+    burst: its graph
+    twin: a second graph of the same kernel, of the first finalist only
+    verdict: of the referee, with the verified output
+    """
+
+    job: EvaluateJob
+    kernel: Kernel
+    burst: Burst
+    twin: Burst | None
+    verdict: Verdict
+
+    @property
+    def name(self) -> str:
+        """Source hash: name of its samples."""
+        return self.job.source_hash
+
+
+def final(job: FinalJob, load: LoadKernel, bench: Bench) -> FinalReply:
+    """Verify all finalists, then measure them, an A/A twin of the first and the baselines in the same rounds.
+
+    May raise what a kernel raises; the report has then named the finalist.
+    """
+    began = time.monotonic()
+    failures: dict[str, EvaluateReply] = {}
+    readied: list[Readied] = []
+    for subject, candidate in enumerate(job.candidates):
+        since = time.monotonic()
+        one = _ready(candidate, subject, load, bench, twin=not readied)
+        if isinstance(one, Readied):
+            readied.append(one)
+        else:
+            failures[candidate.source_hash] = refused(one, since)
+    rounds = _measure(readied, job, bench) if readied else Rounds()
+    failures |= _check_again(readied, rounds, bench)
+    return _reply(readied, rounds, bench, failures, time.monotonic() - began)
+
+
+def _ready(candidate: EvaluateJob, subject: int, load: LoadKernel, bench: Bench, *, twin: bool) -> Readied | Verdict:
+    bench.report(Phase.LOAD, subject)
+    kernel = load(candidate.module_path, candidate.module_sha256)
+    verdict = bench.context.referee.verify(kernel, bench.report, repeats=FINAL_REPEATS, subject=subject)
+    if verdict.outcome is not None:
+        return verdict
+    bench.report(Phase.MEASURE, subject)
+    sets, burst_ms = bench.context.timing.sets, bench.context.protocol.burst_ms
+    return Readied(
+        job=candidate,
+        kernel=kernel,
+        burst=capture(candidate.source_hash, kernel, sets, burst_ms=burst_ms, subject=subject),
+        twin=capture(TWIN, kernel, sets, burst_ms=burst_ms, subject=subject) if twin else None,
+        verdict=verdict,
+    )
+
+
+def _measure(readied: Sequence[Readied], job: FinalJob, bench: Bench) -> Rounds:
+    ours = [burst for one in readied for burst in (one.burst, one.twin) if burst is not None]
+    return measure(
+        [*ours, *bench.context.baselines.bursts(finalists=True)],
+        job.protocol,
+        card=bench.device.card,
+        order=random.Random(job.seed),
+        report=bench.report,
+        enough=lambda _: False,
+    )
+
+
+def _check_again(readied: Sequence[Readied], rounds: Rounds, bench: Bench) -> dict[str, EvaluateReply]:
+    failures: dict[str, EvaluateReply] = {}
+    for one in readied:
+        since = time.monotonic()
+        bench.report(Phase.VERIFY, one.burst.subject)
+        again = bench.context.referee.verify_again(one.burst.replay, one.verdict.bits)
+        rel_error = one.verdict.max_rel_error
+        if again.outcome is not None:
+            failures[one.name] = refused(again, since, rel_error=rel_error)
+        elif reason := bench.untrue(rounds.times_us(one.name), rounds):
+            failures[one.name] = EvaluateReply(outcome=Outcome.INVALID_TIMING, reason=reason, max_rel_error=rel_error)
+    return failures
+
+
+def _reply(
+    readied: Sequence[Readied], rounds: Rounds, bench: Bench, failures: dict[str, EvaluateReply], gpu_s: float
+) -> FinalReply:
+    if not rounds.kept():
+        environment = bench.device.environment()
+        return FinalReply(measurements={}, aa_ratio=None, environment=environment, failures=failures, gpu_s=gpu_s)
+    baselines_us, best = bench.context.baselines.samples_us(rounds, finalists=True)
+    environment = bench.environment(rounds, best)
+    measurements = {
+        one.name: Measurement(
+            samples_us=rounds.times_us(one.name),
+            protocol=bench.context.protocol,
+            environment=environment,
+            baselines_us=baselines_us,
+            discarded=rounds.discarded,
+        )
+        for one in readied
+        if one.name not in failures
+    }
+    return FinalReply(
+        measurements=measurements,
+        aa_ratio=Ratio.of_pairs(rounds.times_us(TWIN), rounds.times_us(readied[0].name)),
+        environment=environment,
+        failures=failures,
+        gpu_s=gpu_s,
+    )
+
+
+# ---------------------------------------------------------------------- stress builds
+
+
+def stress(job: StressJob, load: LoadKernel, device: LiveDevice, report: Report) -> StressReply:
+    """Verify each build on its own problem with many launches. May raise what a build raises."""
+    began = time.monotonic()
+    launches, worst = 0, 0.0
+    for subject, build in enumerate(job.builds):
+        report(Phase.LOAD, subject)
+        kernel = load(build.module_path, build.module_sha256)
+        referee = make_referee(build.problem, device, job.seed)
+        verdict = referee.verify(kernel, report, repeats=job.launches, subject=subject)
+        worst = max(worst, verdict.max_rel_error or 0.0)
+        if verdict.outcome is not None:
+            return StressReply(
+                outcome=verdict.outcome,
+                reason=f"stress build {build.label}, {build.problem}: {verdict.reason}",
+                failed_build=build.label,
+                launches=launches,
+                gpu_s=time.monotonic() - began,
+                max_rel_error=worst,
+            )
+        launches += verdict.launches
+    return StressReply(outcome=None, launches=launches, gpu_s=time.monotonic() - began, max_rel_error=worst)

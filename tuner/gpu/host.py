@@ -1,0 +1,297 @@
+"""The parent's side of a GPU: a child process that verifies and measures, watched, killed and replaced from here.
+
+RuntimeError
+  x WorkerLost (tuner.engine.base)
+      x GpuUnavailable   the GPU cannot be used, through no fault of a candidate
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.engine.base import DeviceFacts, EvaluateJob, EvaluateReply, FinalJob, FinalReply, WorkerLost
+from tuner.gpu.inventory import list_gpus
+from tuner.gpu.jobs import Job, Phase, PhaseLimits, Reply, StressJob, StressReply
+from tuner.gpu.process import ChildGone, ChildProcess
+from tuner.gpu.watch import Fault, Watch
+from tuner.gpu.wire import Done, Failed, PhaseStarted, Ready, Unhealthy
+from tuner.records import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["GpuChild", "GpuUnavailable", "PhaseLimits", "list_gpus"]
+
+CHILD_MODULE = "tuner.gpu.child"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class GpuUnavailable(WorkerLost):
+    """The GPU failed its health checks, or the child was closed under a job. Says nothing about a candidate."""
+
+
+class GpuChild:
+    """One GPU, used through one long-lived child process at a time. Methods but `close` take turns.
+
+    device_index: position in list_gpus()
+    limits: seconds a child may stay in each phase
+    toolchain, cuda: of the compiler that built the modules; recorded in environments
+    max_trials: evaluations after which a child is replaced, so that what modules leave behind cannot pile up
+    health_attempts: fresh children tried before the GPU counts as unavailable
+    health_pause_s: wait after a failed attempt, times the number of the attempt: a card may need time after a fault
+    python: interpreter of the child
+    child_module: module run as the child
+    uuid: identity of the card; looked up by device_index when None
+    environ: variables of the child; those of this process when None
+
+    Raises GpuUnavailable for a device_index that does not exist.
+    """
+
+    def __init__(
+        self,
+        device_index: int,
+        *,
+        limits: PhaseLimits | None = None,
+        toolchain: str = "",
+        cuda: str = "",
+        max_trials: int = 200,
+        health_attempts: int = 3,
+        health_pause_s: float = 2.0,
+        python: str = sys.executable,
+        child_module: str = CHILD_MODULE,
+        uuid: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.limits = limits or PhaseLimits()
+        self.uuid = uuid or _uuid_at(device_index)
+        self._command = [python, "-m", child_module, "--uuid", self.uuid, "--toolchain", toolchain, "--cuda", cuda]
+        self._environ = _child_environ(os.environ if environ is None else environ, self.uuid)
+        self._max_trials = max_trials
+        self._health_attempts = health_attempts
+        self._health_pause_s = health_pause_s
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+        self._child: ChildProcess | None = None
+        self._facts: DeviceFacts | None = None
+        self._trials = 0
+        self.replacements = 0
+
+    def __enter__(self) -> GpuChild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ what callers ask
+
+    def facts(self) -> DeviceFacts:
+        """The device as its child sees it. Starts the child. Raises GpuUnavailable."""
+        with self._turn:
+            if self._facts is None:
+                self._ready_child()
+            assert self._facts is not None
+            return self._facts
+
+    def evaluate(self, job: EvaluateJob) -> EvaluateReply:
+        """Verify and measure one module. Raises GpuUnavailable, and nothing for what the module does."""
+        with self._turn:
+            result = self._run(job)
+        if isinstance(result, Fault):
+            return self._evaluate_fault(result, job)
+        assert isinstance(result, EvaluateReply)
+        return self._named(result, job)
+
+    def final(self, job: FinalJob) -> FinalReply:
+        """Measure finalists interleaved; one that fails is left out and the others start again.
+
+        Raises GpuUnavailable, and nothing for what the modules do.
+        """
+        failures: dict[str, EvaluateReply] = {}
+        gpu_s = 0.0
+        remaining = job
+        with self._turn:
+            while remaining.candidates:
+                result = self._run(remaining)
+                if not isinstance(result, Fault):
+                    assert isinstance(result, FinalReply)
+                    named = {key: self._named(reply, _candidate(job, key)) for key, reply in result.failures.items()}
+                    return replace(result, failures={**failures, **named}, gpu_s=gpu_s + result.gpu_s)
+                culprit = remaining.candidates[result.subject or 0]
+                failures[culprit.source_hash] = self._evaluate_fault(result, culprit)
+                gpu_s += result.gpu_s
+                rest = tuple(other for other in remaining.candidates if other is not culprit)
+                remaining = replace(remaining, candidates=rest)
+            facts = self._facts
+        if facts is None or facts.environment is None:
+            raise GpuUnavailable(f"GPU {self.uuid}: no finalist, and no child that could tell the environment")
+        return FinalReply(measurements={}, aa_ratio=None, environment=facts.environment, failures=failures, gpu_s=gpu_s)
+
+    def stress(self, job: StressJob) -> StressReply:
+        """Run stress builds. Raises GpuUnavailable, and nothing for what the builds do."""
+        with self._turn:
+            result = self._run(job)
+        if isinstance(result, Fault):
+            build = job.builds[result.subject or 0]
+            place = f"{build.label}, {build.problem} with {job.config.key} on GPU {self.uuid}"
+            return StressReply(
+                outcome=result.outcome,
+                reason=f"{result.reason} ({place})",
+                failed_build=build.label,
+                gpu_s=result.gpu_s,
+            )
+        assert isinstance(result, StressReply)
+        if result.passed:
+            return result
+        return replace(result, reason=f"{result.reason} ({job.config.key} on GPU {self.uuid})")
+
+    def close(self) -> None:
+        """End the child and all it has started. A job in progress raises GpuUnavailable. May be called twice."""
+        self._closed.set()
+        while not self._turn.acquire(timeout=0.1):
+            if (child := self._child) is not None:
+                child.kill()  # the thread that holds the turn sees the end of its messages and gives it back
+        try:
+            if self._child is not None:
+                self._child.stop(grace_s=3.0)
+                self._child = None
+        finally:
+            self._turn.release()
+
+    # ------------------------------------------------------------------ running a job
+
+    def _run(self, job: Job) -> Reply | Fault:
+        """Run the job, twice if the first child failed before any candidate was at work."""
+        for attempt in (1, 2):
+            result = self._run_once(job)
+            if not isinstance(result, Fault) or result.phase.is_candidates or result.outcome is Outcome.OUT_OF_MEMORY:
+                return result
+            if attempt == 2:
+                raise GpuUnavailable(f"GPU {self.uuid}: {result.reason}, twice, before any candidate had run")
+        raise AssertionError("unreachable")
+
+    def _run_once(self, job: Job) -> Reply | Fault:
+        child = self._ready_child()
+        self._trials += 1
+        watch = Watch(limits=self.limits)
+        try:
+            child.send(job)
+            while True:
+                message = child.receive(watch.remaining_s())
+                match message:
+                    case PhaseStarted():
+                        watch.begin(message)
+                    case Done():
+                        return message.reply
+                    case Failed():
+                        if message.tainted:
+                            self._drop_child()
+                        return watch.fault(message.outcome, message.reason)
+                    case Ready() | Unhealthy():
+                        self._drop_child()
+                        return watch.fault(Outcome.CRASHED, "the child sent a message out of turn")
+        except TimeoutError:
+            self._drop_child()
+            limit_s = self.limits.of(watch.phase)
+            return watch.fault(Outcome.TIMED_OUT, f"no end of phase {watch.phase} within {limit_s:g} s; child killed")
+        except ChildGone:
+            return watch.fault(Outcome.CRASHED, self._obituary(child, watch.phase))
+
+    def _obituary(self, child: ChildProcess, phase: Phase) -> str:
+        how = child.collect()
+        self._child = None
+        self.replacements += 1
+        if self._closed.is_set():
+            raise GpuUnavailable(f"GPU {self.uuid}: closed during a job")
+        lines = child.last_lines()
+        return f"child died in phase {phase}: {how}" + (f"; last output: {lines}" if lines else "")
+
+    def _drop_child(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        self.replacements += 1
+        try:
+            child.kill()
+        except TimeoutError as error:
+            raise GpuUnavailable(f"GPU {self.uuid}: {error}") from error
+
+    # ------------------------------------------------------------------ starting a child
+
+    def _ready_child(self) -> ChildProcess:
+        """The child at hand, or a fresh one that passed its health check. Raises GpuUnavailable."""
+        if self._child is not None and self._trials >= self._max_trials:
+            self._child.stop(grace_s=3.0)
+            self._child = None
+            self.replacements += 1
+        reason = ""
+        for attempt in range(1, self._health_attempts + 1):
+            if self._closed.is_set():
+                raise GpuUnavailable(f"GPU {self.uuid}: closed")
+            if self._child is None:
+                reason = self._start()
+            if self._child is not None:
+                return self._child
+            if attempt < self._health_attempts:
+                self._closed.wait(self._health_pause_s * attempt)
+        raise GpuUnavailable(f"GPU {self.uuid}: {self._health_attempts} health checks failed; the last: {reason}")
+
+    def _start(self) -> str:
+        """Start a child and wait for its health check. Returns why that failed, or nothing."""
+        child = ChildProcess(self._command, self._environ)
+        self._child, self._trials = child, 0
+        watch = Watch(limits=self.limits, phase=Phase.START)
+        try:
+            while True:
+                message = child.receive(watch.remaining_s())
+                match message:
+                    case PhaseStarted():
+                        watch.begin(message)
+                    case Ready():
+                        self._facts = message.facts
+                        return ""
+                    case Unhealthy():
+                        self._drop_child()
+                        return message.reason
+                    case _:
+                        self._drop_child()
+                        return "the child sent a message out of turn"
+        except TimeoutError:
+            self._drop_child()
+            return f"no end of phase {watch.phase} within {self.limits.of(watch.phase):g} s; child killed"
+        except ChildGone:
+            return self._obituary(child, watch.phase)
+
+    # ------------------------------------------------------------------ reasons for people
+
+    def _evaluate_fault(self, fault: Fault, job: EvaluateJob) -> EvaluateReply:
+        reply = EvaluateReply(outcome=fault.outcome, reason=fault.reason, gpu_s=fault.gpu_s)
+        return self._named(reply, job)
+
+    def _named(self, reply: EvaluateReply, job: EvaluateJob) -> EvaluateReply:
+        """Add config, shape and GPU to the reason of a failure."""
+        if reply.outcome in (Outcome.MEASURED, Outcome.STOPPED_EARLY):
+            return reply
+        return replace(reply, reason=f"{reply.reason} ({job.problem} with {job.config.key} on GPU {self.uuid})")
+
+
+def _uuid_at(device_index: int) -> str:
+    found = list_gpus()
+    if 0 <= device_index < len(found):
+        return found[device_index].uuid
+    names = ", ".join(facts.name for facts in found) or "none"
+    raise GpuUnavailable(f"no supported GPU at index {device_index}; visible are: {names}")
+
+
+def _child_environ(environ: Mapping[str, str], uuid: str) -> dict[str, str]:
+    """The card is chosen by its UUID: indices of CUDA and of NVML need not agree."""
+    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
+    return {**environ, "CUDA_VISIBLE_DEVICES": uuid, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _candidate(job: FinalJob, source_hash: str) -> EvaluateJob:
+    return next(candidate for candidate in job.candidates if candidate.source_hash == source_hash)

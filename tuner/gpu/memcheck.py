@@ -1,0 +1,112 @@
+"""compute-sanitizer's memcheck over modules, in a process of its own. Touches no GPU itself.
+
+Memcheck sees addresses, not order: it cannot find the races that the stress builds are for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PLACES = (Path("/usr/local/cuda/bin/compute-sanitizer"), Path("/opt/cuda/bin/compute-sanitizer"))
+_TAIL_CHARS = 600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemcheckReport:
+    """What memcheck said.
+
+    ran: whether it ran at all
+    errors: errors it counted; 0 is clean; meaningless unless it ran
+    version: of compute-sanitizer
+    detail: why it did not run, or the end of its report
+    """
+
+    ran: bool
+    errors: int = 0
+    version: str = ""
+    detail: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Ran and found nothing."""
+        return self.ran and self.errors == 0
+
+
+def find_sanitizer() -> Path | None:
+    """compute-sanitizer on the PATH or where CUDA installs it, or None."""
+    found = shutil.which("compute-sanitizer")
+    return Path(found) if found else next((place for place in _PLACES if place.is_file()), None)
+
+
+def memcheck(
+    launches: list[dict[str, Any]], *, device_index: int = 0, timeout_s: float = 180.0, sanitizer: Path | None = None
+) -> MemcheckReport:
+    """Launch modules under memcheck.
+
+    launches: one entry a module, as `tuner.gpu.launch_once` reads it: path, m, n, k, dtype
+    """
+    sanitizer = sanitizer or find_sanitizer()
+    if sanitizer is None:
+        return MemcheckReport(ran=False, detail="compute-sanitizer is not installed (it comes with the CUDA toolkit)")
+    command = [
+        str(sanitizer),
+        "--tool",
+        "memcheck",
+        "--print-limit",
+        "5",
+        sys.executable,
+        "-m",
+        "tuner.gpu.launch_once",
+    ]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(device_index), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(json.dumps(launches), timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return MemcheckReport(ran=False, detail=f"memcheck did not finish within {timeout_s:g} s")
+    return read_report(output, version=_version(sanitizer))
+
+
+def read_report(output: str, *, version: str) -> MemcheckReport:
+    """Turn the sanitizer's output into a report. A summary without the runner's last line is no clean run."""
+    summary = re.search(r"ERROR SUMMARY: (\d+) error", output)
+    finished = "launch_once: all launches right" in output
+    wrong = re.search(r"launch_once: (?!all launches right)(.*)", output)
+    if summary is None:
+        return MemcheckReport(ran=False, version=version, detail=output.strip()[-_TAIL_CHARS:])
+    errors = int(summary[1])
+    if errors == 0 and not finished:
+        detail = wrong[1] if wrong else output.strip()[-_TAIL_CHARS:]
+        return MemcheckReport(ran=False, version=version, detail=f"the run under memcheck did not finish: {detail}")
+    return MemcheckReport(ran=True, errors=errors, version=version, detail="" if errors == 0 else _first_error(output))
+
+
+def _first_error(output: str) -> str:
+    lines = [line.lstrip("= ") for line in output.splitlines() if line.startswith("=========")]
+    start = next((i for i, line in enumerate(lines) if "Invalid" in line or "error" in line.lower()), 0)
+    return " | ".join(line.strip() for line in lines[start : start + 4])[:_TAIL_CHARS]
+
+
+def _version(sanitizer: Path) -> str:
+    done = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    found = re.search(r"Version ([\d.]+)", done.stdout)
+    return found[1] if found else "unknown"
