@@ -350,6 +350,7 @@ class Result(Base):
     evidence_level: position of the strongest evidence in EVIDENCE_ORDER
     interval_us: 95 % interval of the median, [low, high], microseconds
     tie_set: trials that the noise does not tell from this one
+    checks: name, verdict, detail and tool of each check beyond the product itself
     trials: candidates that the study measured or modeled
     """
 
@@ -395,6 +396,7 @@ class Result(Base):
     baselines_us: Mapped[JsonDict | None]
     ratio: Mapped[JsonDict | None]
     tie_set: Mapped[list[Any]] = mapped_column(default=list)
+    checks: Mapped[list[Any]] = mapped_column(default=list)
     tflops: Mapped[float | None]
     max_rel_error: Mapped[float | None]
     trials: Mapped[int] = mapped_column(default=0)

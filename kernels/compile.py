@@ -22,6 +22,7 @@ from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import Dtype, GemmProblem
+from kernels.structure import structural_findings
 from kernels.toolchain import Toolchain, find_toolchain
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class CompiledKernel:
     warnings: ptxas performance warnings (C75xx), such as serialised wgmma
     trace_s, lower_s, cubin_s, link_s: seconds of each step
     toolchain: compilers and versions
+    findings: broken structural rules; None when they were not checked
     """
 
     module: bytes
@@ -65,6 +67,7 @@ class CompiledKernel:
     cubin_s: float
     link_s: float
     toolchain: str
+    findings: tuple[str, ...] | None = None
 
     @property
     def compile_s(self) -> float:
@@ -79,12 +82,14 @@ def compile_kernel(
     *,
     toolchain: Toolchain | None = None,
     cache: Path | None = None,
+    check_structure: bool = False,
     **variant: Any,
 ) -> CompiledKernel:
     """Build the module of one config for one problem.
 
     sm_count: SMs of the target device
     cache: folder that keeps the compiled launcher between calls (default: one below the system's temporary folder)
+    check_structure: also follow the generated source through its barriers and note broken rules
     variant: planted fault or delays of the template, for tests and stress builds
     Raises ConfigError (illegal config), ToolchainError (no compiler), CompileError (a compiler refused).
     """
@@ -128,7 +133,24 @@ def compile_kernel(
         cubin_s=compiled - started,
         link_s=linked - compiled,
         toolchain=toolchain.name,
+        findings=_findings(lowered, problem, config) if check_structure else None,
     )
+
+
+def compile_variant(
+    problem: GemmProblem,
+    config: GemmConfig,
+    sm_count: int,
+    delays_ns: dict[str, int] | None = None,
+    check_structure: bool = False,
+) -> CompiledKernel:
+    """`compile_kernel` by position, for the pool that sends jobs to its processes."""
+    variant: dict[str, Any] = {"delays_ns": delays_ns} if delays_ns else {}
+    return compile_kernel(problem, config, sm_count, check_structure=check_structure, **variant)
+
+
+def _findings(lowered: LoweredKernel, problem: GemmProblem, config: GemmConfig) -> tuple[str, ...]:
+    return tuple(f"{found.rule}: {found.message}" for found in structural_findings(lowered, problem, config))
 
 
 def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:

@@ -21,7 +21,6 @@ tma2mma and ld2mma are waited on in the leader CTA only, so the other CTA arrive
 """
 # A TVMScript body is parsed, not run: its annotations are buffers and its decorators have no types.
 # mypy: disable-error-code="valid-type, untyped-decorator, no-untyped-def"
-# ruff: noqa: PLR0915 (a kernel is one function: what its roles share is what they close over)
 
 from __future__ import annotations
 
@@ -85,6 +84,8 @@ class _Plan:
     k_blocks: stages that one tile consumes
     copies: TMA copies that fill one operand of one stage
     copy_k: K elements of one copy
+    stores: TMA stores that empty one staging buffer
+    store_n: columns of one store
     tx_bytes: bytes that all copies of all CTAs bring to one slot of tma2mma
     chunks: epilogue chunks of one accumulator
     chunk_registers: values that one writeback thread holds of a chunk
@@ -96,6 +97,8 @@ class _Plan:
     k_blocks: int
     copies: int
     copy_k: int
+    stores: int
+    store_n: int
     tx_bytes: int
     chunks: int
     chunk_registers: int
@@ -104,19 +107,22 @@ class _Plan:
 
 
 def _plan(problem: GemmProblem, config: Sm100GemmConfig, sm_count: int) -> _Plan:
+    # Copies and stores are one swizzle atom wide: a wider box is a 3-D tensor map, which exists only where K or N is a
+    # multiple of the atom. Past the end of K zeros arrive, and count as bytes; past the ends of D nothing is written.
     copy_k, swizzle_ab = _swizzle(config.blk_k)
+    store_n, swizzle_d = _swizzle(config.epi_n)
     return _Plan(
         clusters=config.clusters(problem, sm_count),
         k_blocks=config.k_blocks(problem),
-        # One swizzle atom wide each: a wider box is a 3-D tensor map, which exists only where K is a multiple of the
-        # atom. Past the end of K, zeros arrive, and count as bytes.
         copies=config.blk_k // copy_k,
         copy_k=copy_k,
+        stores=config.epi_n // store_n,
+        store_n=store_n,
         tx_bytes=config.cta_group * config.stage_bytes,
         chunks=config.mma_n // config.epi_n,
         chunk_registers=config.epi_n * config.blk_m // WARPGROUP_THREADS,
         swizzle_ab=swizzle_ab,
-        swizzle_d=_swizzle(config.epi_n)[1],
+        swizzle_d=swizzle_d,
     )
 
 
@@ -341,15 +347,21 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                     if storer:
                         unless("no_store_wait", T.ptx.cp.async_.bulk.wait_group.read, STAGING - 1)
                     T.cuda.warpgroup_sync(WRITEBACK_BARRIER + consumer)
-                    D_chunk = T.meta_var(D_smem[_at(CONSUMERS, consumer), _at(STAGING, staging.stage), :, :])
-                    Tx.wg.copy(D_chunk, chunk_16_wg[:, :])
+                    buffer = T.meta_var((_at(CONSUMERS, consumer), _at(STAGING, staging.stage)))
+                    Tx.wg.copy(D_smem[buffer[0], buffer[1], :, :], chunk_16_wg[:, :])
                     # Each thread makes its own writes visible to the copy engine, then the storer may start it.
                     unless("no_proxy_fence", T.ptx.fence.proxy.async_.shared__cta)
                     unless("no_staging_sync", T.cuda.warpgroup_sync, WRITEBACK_BARRIER + consumer)
                     if storer:
                         m_from = T.meta_var(m_start + consumer * CG * BM)
-                        n_from = T.meta_var(tiles.col * MMA_N + chunk * EPI)
-                        Tx.copy_async(D[m_from : m_from + BM, n_from : n_from + EPI], D_chunk, dispatch=TMA)
+                        for part in T.unroll(plan.stores):
+                            in_chunk = T.meta_var(part * plan.store_n)
+                            n_from = T.meta_var(tiles.col * MMA_N + chunk * EPI + in_chunk)
+                            Tx.copy_async(
+                                D[m_from : m_from + BM, n_from : n_from + plan.store_n],
+                                D_smem[buffer[0], buffer[1], :, in_chunk : in_chunk + plan.store_n],
+                                dispatch=TMA,
+                            )
                         T.ptx.cp.async_.bulk.commit_group()
                     staging.advance()
                 acc.advance()

@@ -40,7 +40,7 @@ RULES: dict[str, str] = {
     "full wait": "a stage is read only after a wait on tma2mma and before its release",
     "wgmma fence": "a wgmma batch opens with wgmma.fence",
     "wgmma commit": "a wgmma batch closes with wgmma.commit_group before the next wait",
-    "stage release": "a stage is released only when no wgmma group that reads it is in flight",
+    "stage release": "a stage is released when no wgmma group that reads it is in flight, and before its next fill",
     "accumulator read": "accumulators are read when no wgmma group, or no tcgen05.ld, is in flight",
     "staging reuse": "a staging buffer is written after its store has read it and a named barrier has said so",
     "proxy fence": "fence.proxy.async stands between staging and the TMA store",
@@ -385,4 +385,3 @@ def _check_tensor_memory_order(config: Sm100GemmConfig, trace: Trace, findings: 
             name = barrier.replace("_wait", "").replace("_barrier", "")
             message = f"{event.text} stands after {passed} barriers of the {name}, must be after {wanted}"
             findings.report("tensor memory", event.line, message)
-

@@ -217,10 +217,18 @@ class Wgmma(Check):
         self.flying: list[set[int]] = []
         self.accumulators: set[str] = set()
         self.fenced = False
+        self.releases = any(event.kind == "arrive" for event in trace.events)
 
     def see(self, event: Event, slot: Slot | None) -> None:
         if event.kind == "mbarrier_wait" and slot and slot.ring == "tma2mma":
             self.uncommitted(event)
+            if self.releases and slot.number in self.readable:
+                self.report(
+                    "stage release",
+                    event.line,
+                    f"waits for the next fill of stage {slot.number} before releasing it: the producer waits for the "
+                    "release, so neither goes on",
+                )
             self.readable.add(slot.number)
         elif event.kind == "wgmma_fence":
             self.fenced = True

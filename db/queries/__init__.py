@@ -44,6 +44,7 @@ from db.queries.studies import (
 )
 from db.queries.trials import (
     NewMeasurement,
+    fail_trial,
     measurements_of_study,
     save_measurement,
     save_trial,
@@ -67,6 +68,7 @@ __all__ = [
     "device",
     "devices",
     "export",
+    "fail_trial",
     "finish_export",
     "finish_study",
     "finished_study",

@@ -45,6 +45,7 @@ class NewResult:
     baselines_us: dict[str, Any] | None = None
     ratio: dict[str, Any] | None = None
     tie_set: Sequence[Any] = ()
+    checks: Sequence[Any] = ()
     tflops: float | None = None
     max_rel_error: float | None = None
     trials: int = 0
@@ -81,6 +82,7 @@ def add_result(session: Session, new: NewResult) -> Result:
         baselines_us=new.baselines_us,
         ratio=new.ratio,
         tie_set=list(new.tie_set),
+        checks=list(new.checks),
         tflops=new.tflops,
         max_rel_error=new.max_rel_error,
         trials=new.trials,

@@ -171,3 +171,13 @@ def measurements_of_study(
     if phase is not None:
         query = query.where(Measurement.phase == phase)
     return session.scalars(query).all()
+
+
+def fail_trial(session: Session, study_id: str, number: int, *, outcome: str, reason: str) -> None:
+    """Turn a measured trial into a failed one: a later check found its kernel to be bad.
+
+    Called by the tuner when a finalist fails a check. Its samples stay; a trial that is not there changes nothing.
+    """
+    trial = session.get(Trial, (study_id, number))
+    if trial is not None:
+        trial.outcome, trial.reason = outcome, reason

@@ -48,11 +48,13 @@ def find_sanitizer() -> Path | None:
 
 
 def memcheck(
-    launches: list[dict[str, Any]], *, device_index: int = 0, timeout_s: float = 180.0, sanitizer: Path | None = None
+    launches: list[dict[str, Any]], *, device: str = "0", timeout_s: float = 180.0, sanitizer: Path | None = None
 ) -> MemcheckReport:
     """Launch modules under memcheck.
 
     launches: one entry a module, as `tuner.gpu.launch_once` reads it: path, m, n, k, dtype
+    device: UUID or index of the card
+    timeout_s: after which the whole process group is killed
     """
     sanitizer = sanitizer or find_sanitizer()
     if sanitizer is None:
@@ -67,7 +69,7 @@ def memcheck(
         "-m",
         "tuner.gpu.launch_once",
     ]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(device_index), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -156,6 +156,7 @@ def upgrade() -> None:
         sa.Column("baselines_us", sa.JSON(), nullable=True),
         sa.Column("ratio", sa.JSON(), nullable=True),
         sa.Column("tie_set", sa.JSON(), nullable=False),
+        sa.Column("checks", sa.JSON(), nullable=False),
         sa.Column("tflops", sa.Double(), nullable=True),
         sa.Column("max_rel_error", sa.Double(), nullable=True),
         sa.Column("trials", sa.Integer(), nullable=False),

@@ -1,0 +1,79 @@
+# Each target that needs the environment builds it first, in .venv, from the pins in requirements/.
+# Needed on the host: Python 3.12 or 3.13, and g++ (it compiles the launcher that is linked with every kernel).
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3.12 python3.13 python3 $(HOME)/.pyenv/versions/3.1[23].*/bin/python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+PYTEST := $(BIN)/python -m pytest
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --python-version 3.12 --no-annotate \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements'
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full requirements clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+host:
+	@test -n "$(PYTHON)" || { echo "no Python 3.12 or 3.13 found: install one, or run make PYTHON=/path/to/python3" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "no g++ found: install it (Debian and Ubuntu: apt-get install g++)" >&2; exit 1; }
+
+# The stamp makes setup idempotent: it runs again only when a pin or the project file changes.
+$(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml | host
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -r requirements/dev.txt
+	$(PIP) install --quiet --no-deps --editable .
+	@touch $@
+
+$(VENV)/.stamp-gpu: requirements/gpu.txt $(VENV)/.stamp-dev
+	$(PIP) install --quiet -r requirements/gpu.txt
+	@touch $@
+
+$(VENV)/.stamp-verify: requirements/verify.txt $(VENV)/.stamp-dev
+	$(PIP) install --quiet -r requirements/verify.txt
+	@touch $@
+
+setup: $(VENV)/.stamp-dev  ## build .venv: everything but torch and the checker engine
+setup-gpu: $(VENV)/.stamp-gpu  ## add torch, for verifying and measuring on a GPU
+setup-verify: $(VENV)/.stamp-verify  ## add the CPU checkers of sm_100a kernels
+
+demo: setup  ## post one job for two architectures, export and load both winners
+	@$(BIN)/gemm-tuner demo
+
+lint: setup  ## ruff, mypy --strict, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+pytest: setup  ## tests that need no GPU, PostgreSQL or browser
+	$(PYTEST) -m 'not gpu and not postgres and not browser'
+
+test: lint pytest  ## lint and pytest
+
+serve: setup  ## API and tuner on this machine
+	@$(BIN)/gemm-tuner serve
+
+test-gpu: setup-gpu  ## tests that need a GPU
+	$(PYTEST) -m gpu
+
+verify-full: setup-verify  ## every test of the checker engine
+	$(PYTEST) -m verify
+
+requirements: setup  ## pin again from pyproject.toml
+	$(PIP) install --quiet uv
+	$(COMPILE) --extra tuner --extra dev -o requirements/dev.txt
+	$(COMPILE) -c requirements/dev.txt -o requirements/base.txt
+	$(COMPILE) -c requirements/dev.txt --extra server -o requirements/server.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner -o requirements/tuner.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra dev --extra verify -o requirements/verify.txt
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

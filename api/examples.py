@@ -1,0 +1,93 @@
+"""Examples that OpenAPI shows. The tests read each back with its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+PROBLEM_EXAMPLE: Json = {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", "layout": "NT"}
+JOB_EXAMPLE: Json = {
+    "problems": [PROBLEM_EXAMPLE | {"weight": 1.0}],
+    "arch": "sm_90a",
+    "device": None,
+    "mode": "measure",
+    "effort": "normal",
+    "budget": {"trials": 40, "wall_s": 600},
+    "seed": 0,
+    "force": False,
+}
+ID_EXAMPLE = "5f0c6d2e9b7a4c1d8e3f2a1b0c9d8e7f"
+WHEN_EXAMPLE = "2026-05-04T09:30:00Z"
+CONFIG_EXAMPLE = {"pipe_depth": 4, "cta_group": 2, "num_consumers": 2, "blk_m": 64, "blk_n": 256, "blk_k": 64}
+SHA_EXAMPLE = "9c56cc51b374c3ba189210d5b6d4bf57790d351c96c47c02190ecf1e430635ab"
+JOB_SUMMARY_EXAMPLE: Json = {
+    "id": ID_EXAMPLE,
+    "state": "RUNNING",
+    "mode": "measure",
+    "force": False,
+    "cancel_requested": False,
+    "created_at": WHEN_EXAMPLE,
+    "finished_at": None,
+}
+TRIAL_EXAMPLE: Json = {
+    "number": 7,
+    "outcome": "MEASURED",
+    "reason": "",
+    "config": CONFIG_EXAMPLE,
+    "evidence": ["measured", "numeric"],
+    "modeled_us": 171.0,
+    "median_us": 175.6,
+    "ratio": {"cublaslt_best": 1.002},
+    "compile_s": 1.9,
+    "gpu_s": 0.4,
+    "max_rel_error": 0.0017,
+    "source_hash": SHA_EXAMPLE,
+    "artifact_sha256": SHA_EXAMPLE,
+    "finished_at": WHEN_EXAMPLE,
+}
+
+BEST_EXAMPLE: Json = {
+    "match": "exact",
+    "problem": PROBLEM_EXAMPLE,
+    "tuned_for": PROBLEM_EXAMPLE,
+    "distance": 0.0,
+    "arch": "sm_90a",
+    "device": "NVIDIA H200",
+    "config": CONFIG_EXAMPLE,
+    "evidence": ["measured", "numeric", "checked"],
+    "environment": {"gpu_name": "NVIDIA H200", "driver": "580.95"},
+    "revision": 3,
+    "median_us": 175.6,
+    "tie_set": [],
+    "ratio": {"cublaslt_best": 1.002},
+    "stale": False,
+    "stale_reason": "",
+    "artifact_sha256": SHA_EXAMPLE,
+    "result_id": ID_EXAMPLE,
+}
+RESULT_EXAMPLE: Json = {
+    "id": ID_EXAMPLE,
+    "problem": PROBLEM_EXAMPLE,
+    "arch": "sm_90a",
+    "device": "NVIDIA H200",
+    "study_id": ID_EXAMPLE,
+    "trial_number": 7,
+    "revision": 3,
+    "config": CONFIG_EXAMPLE,
+    "evidence": ["measured", "numeric", "checked"],
+    "environment": {"gpu_name": "NVIDIA H200", "driver": "580.95"},
+    "environment_key": "NVIDIA H200|132|580|13.0|nvcc 13.0.88|9c56",
+    "median_us": 175.6,
+    "interval_us": [175.2, 176.0],
+    "baselines_us": {"torch": 176.8, "cublaslt_best": 175.9},
+    "ratio": {"torch": 1.007, "cublaslt_best": 1.002},
+    "tie_set": [],
+    "checks": [{"name": "stress", "verdict": "clean", "detail": "700 launches right and bitwise equal", "tool": ""}],
+    "tflops": 782.7,
+    "max_rel_error": 0.0017,
+    "trials": 40,
+    "artifact_sha256": SHA_EXAMPLE,
+    "source_hash": SHA_EXAMPLE,
+    "created_at": WHEN_EXAMPLE,
+}

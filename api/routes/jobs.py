@@ -1,0 +1,71 @@
+"""Tuning jobs: submit, list, look at, follow, cancel."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.deps import Db, IdempotencyKey, JobId, LastEventId, Settings
+from api.openapi import Responses, errors
+from api.schemas import JobIn, JobsQuery
+from api.services import events, jobs
+from api.views import JobList, JobSubmitted, JobView
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post("", status_code=202, responses=errors(409, body=True), summary="Submit a job")
+def submit(body: JobIn, db: Db, response: Response, idempotency_key: IdempotencyKey = None) -> JobSubmitted:
+    """Tune one or many problems. Equal problems share a study; a finished study is attached as it stands."""
+    with db.write() as session:
+        job = jobs.submit(session, body, idempotency_key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
+
+
+@router.get("", responses=errors(422), summary="List jobs")
+def listing(query: Annotated[JobsQuery, Query()], db: Db) -> JobList:
+    """Newest first."""
+    with db.read() as session:
+        return jobs.listing(session, query)
+
+
+@router.get("/{job_id}", responses=errors(404), summary="State of a job")
+def show(job_id: JobId, db: Db) -> JobView:
+    """State, trials by outcome, and the best time of each study so far."""
+    with db.read() as session:
+        return jobs.show(session, job_id)
+
+
+@router.delete("/{job_id}", responses=errors(404), summary="Cancel a job")
+def cancel(job_id: JobId, db: Db) -> JobView:
+    """What is measured is kept. A job that has ended stays as it is."""
+    with db.write() as session:
+        return jobs.cancel(session, job_id)
+
+
+EVENT_STREAM: Responses = {
+    200: {
+        "description": "Server-sent events: `trial` for each finished trial, `job` when the state or a count changes, "
+        "`end` with the final job. Ids are opaque; send the last one as Last-Event-ID to resume.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'id: 1777887000000000-0-7\nevent: trial\ndata: {"study_id": "5f0c", "number": 7}\n\n',
+            }
+        },
+    },
+    204: {"description": "The stream was read to its end before; nothing will follow."},
+}
+
+
+@router.get(
+    "/{job_id}/events",
+    responses=EVENT_STREAM | errors(404, 422, json=False),
+    response_class=StreamingResponse,
+    summary="Follow a job",
+)
+def follow(job_id: JobId, db: Db, settings: Settings, request: Request, last_event_id: LastEventId = None) -> Response:
+    """Events from the start of the job, or after `Last-Event-ID`, until the job ends."""
+    follower = events.follower(db, job_id, last_event_id)
+    return events.response(follower, settings, request.app.state)

@@ -1,0 +1,27 @@
+"""Stored results: published revisions and candidates."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api.deps import Db, ResultId
+from api.openapi import errors
+from api.schemas import ResultsQuery
+from api.services import results
+from api.views import ResultList, ResultView
+
+router = APIRouter(prefix="/v1/results", tags=["results"])
+
+
+@router.get("", responses=errors(422), summary="List results")
+def listing(query: Annotated[ResultsQuery, Query()], db: Db) -> ResultList:
+    """Newest first."""
+    with db.read() as session:
+        return results.listing(session, query)
+
+
+@router.get("/{result_id}", responses=errors(404), summary="One result")
+def show(result_id: ResultId, db: Db) -> ResultView:
+    """Config, times, baselines, evidence and environment."""
+    with db.read() as session:
+        return results.show(session, result_id)

@@ -1,0 +1,170 @@
+"""Jobs: from a posted body to studies that a tuner can claim, and back to what people look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from api.errors import RequestError
+from api.services.freshness import latest_environment, stale_reason
+from api.services.lookup import found
+from api.services.problems import checked_problem
+from api.services.studies import problem_view
+from api.services.targets import Targets
+from api.views import JobList, JobStudyView, JobSubmitted, JobSummary, JobView, StudyState
+from db import queries
+from db.queries import NewStudy
+from search_space.request import Budget, TuneRequest
+from search_space.request import RequestError as InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.orm import Session
+
+    from api.schemas import JobIn, JobProblem, JobsQuery
+    from db.models import Device, Job, JobStudy, Study
+
+NEVER = "made in another environment"  # no study has this environment key
+
+
+def submit(session: Session, body: JobIn, idempotency_key: str | None) -> JobSubmitted:
+    """Store a job. Raises ProblemError, UnknownTarget or RequestError, and IdempotencyConflict."""
+    devices = queries.devices(session)
+    targets, budget = Targets(devices), _budget(body)
+    studies: dict[str, NewStudy] = {}
+    for position, problem in enumerate(body.problems):
+        wanted = _new_study(body, problem, budget, targets, f"problems[{position}].")
+        same = studies.get(wanted.study_key)
+        studies[wanted.study_key] = replace(same, weight=same.weight + wanted.weight) if same else wanted
+    job = queries.create_job(
+        session,
+        request=body.model_dump(mode="json"),
+        mode=body.mode,
+        studies=[_with_environment(session, wanted, devices) for wanted in studies.values()],
+        force=body.force,
+        idempotency_key=idempotency_key,
+    )
+    states = [StudyState(id=study.id, state=study.state) for study in queries.studies_of_job(session, job.id)]
+    return JobSubmitted(id=job.id, state=job.state, studies=states)
+
+
+def _budget(body: JobIn) -> Budget:
+    preset = body.effort.budget
+    trials, wall_s = body.budget.trials, body.budget.wall_s
+    return Budget(
+        trials=preset.trials if trials is None else trials, wall_s=preset.wall_s if wall_s is None else wall_s
+    )
+
+
+def _new_study(body: JobIn, entry: JobProblem, budget: Budget, targets: Targets, prefix: str) -> NewStudy:
+    own = entry.arch is not None or entry.device is not None
+    target = targets.chosen(entry.arch, entry.device, prefix=prefix) if own else targets.chosen(body.arch, body.device)
+    problem = checked_problem(
+        m=entry.m, n=entry.n, k=entry.k, dtype=entry.dtype, layout=entry.layout, target=target, prefix=prefix
+    )
+    try:
+        request = TuneRequest(
+            problem=problem,
+            arch=target.arch.name,
+            device=target.device,
+            mode=body.mode,
+            budget=budget,
+            seed=body.seed,
+        )
+    except InvalidRequest as error:
+        raise RequestError(f"{prefix}{error.field}: {error}", hint="see /openapi.json for types and ranges") from error
+    return NewStudy(
+        study_key=request.study_key,
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        dtype=problem.dtype.value,
+        layout=problem.layout.value,
+        arch=request.arch,
+        device_name=request.device,
+        request=request.to_dict(),
+        seed=request.seed,
+        weight=entry.weight,
+    )
+
+
+def _with_environment(session: Session, wanted: NewStudy, devices: Sequence[Device]) -> NewStudy:
+    """Let the study be answered by the finished one only while nothing that matters changed on its device since."""
+    if not any(device.environment for device in devices):
+        return wanted  # nothing is known of today's environment, so nothing is known to have changed
+    done = queries.finished_study(session, wanted.study_key)
+    if done is None:
+        return wanted
+    today = latest_environment(devices, done.device_name or "")
+    changed = stale_reason(done.environment or {}, today)
+    return replace(wanted, environment_key=NEVER if changed else done.environment_key)
+
+
+def listing(session: Session, query: JobsQuery) -> JobList:
+    """One page, newest first."""
+    rows = queries.jobs(session, state=query.state, limit=query.limit + 1, after=query.after)
+    page = rows[: query.limit]
+    items = [JobSummary(**_summary(job)) for job in page]
+    return JobList(items=items, next=page[-1].id if len(rows) > query.limit else None)
+
+
+def show(session: Session, job_id: str) -> JobView:
+    """Raises NotFound."""
+    return job_view(session, found_job(session, job_id))
+
+
+def cancel(session: Session, job_id: str) -> JobView:
+    """Ask the job to stop; one that has ended stays as it is. Raises NotFound."""
+    found_job(session, job_id)
+    queries.cancel_job(session, job_id)
+    return show(session, job_id)
+
+
+def found_job(session: Session, job_id: str) -> Job:
+    """Raises NotFound."""
+    return found(queries.job, session, job_id, "job", hint="GET /v1/jobs lists the jobs")
+
+
+def _summary(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "state": job.state,
+        "mode": job.mode,
+        "force": job.force,
+        "cancel_requested": job.cancel_requested,
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
+    }
+
+
+def job_view(session: Session, job: Job) -> JobView:
+    """The job with its studies and what they add up to."""
+    links = queries.job_studies(session, job.id)
+    counts: Counter[str] = Counter()
+    for _, study in links:
+        counts.update(study.counts)
+    return JobView.model_validate(
+        {
+            **_summary(job),
+            "counts": dict(counts),
+            "states": dict(Counter(study.state for _, study in links)),
+            "studies": [_job_study(link, study) for link, study in links],
+        }
+    )
+
+
+def _job_study(link: JobStudy, study: Study) -> JobStudyView:
+    return JobStudyView(
+        id=study.id,
+        state=study.state,
+        reason=study.reason,
+        problem=problem_view(study),
+        arch=study.arch,
+        device=study.device_name,
+        weight=link.weight,
+        counts=study.counts,
+        best_trial=study.best_trial,
+        best_us=study.best_us,
+    )

@@ -1,0 +1,80 @@
+"""Stored results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from api.services.lookup import found
+from api.services.studies import problem_view
+from api.services.targets import Targets
+from api.views import ResultList, ResultView
+from db import queries
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from api.schemas import ResultsQuery
+    from db.models import Result
+
+
+def listing(session: Session, query: ResultsQuery) -> ResultList:
+    """One page, newest first. Raises UnknownTarget."""
+    arch = device_name = None
+    if query.device is not None:
+        target = Targets(queries.devices(session)).named(query.device)
+        arch, device_name = target.arch.name, target.device
+    rows = queries.results(
+        session,
+        arch=arch,
+        device_name=device_name,
+        study_id=query.study,
+        published=query.published,
+        limit=query.limit + 1,
+        after=query.after,
+    )
+    page = rows[: query.limit]
+    return ResultList(items=[result_view(row) for row in page], next=page[-1].id if len(rows) > query.limit else None)
+
+
+def show(session: Session, result_id: str) -> ResultView:
+    """Raises NotFound."""
+    return result_view(found_result(session, result_id))
+
+
+def found_result(session: Session, result_id: str, *, field: str = "") -> Result:
+    """Raises NotFound; `field` says where the id stood when it came in a body."""
+    return found(queries.result, session, result_id, "result", hint="GET /v1/results lists the results", field=field)
+
+
+def result_view(result: Result) -> ResultView:
+    """A result as the client sees it."""
+    return ResultView(
+        id=result.id,
+        problem=problem_view(result),
+        arch=result.arch,
+        device=result.device_name,
+        study_id=result.study_id,
+        trial_number=result.trial_number,
+        revision=result.revision,
+        config=result.config,
+        evidence=result.evidence,
+        environment=result.environment or None,
+        environment_key=result.environment_key or None,
+        median_us=time_us(result),
+        interval_us=result.interval_us,
+        baselines_us=result.baselines_us or {},
+        ratio=result.ratio or {},
+        tie_set=result.tie_set,
+        checks=result.checks,
+        tflops=result.tflops,
+        max_rel_error=result.max_rel_error,
+        trials=result.trials,
+        artifact_sha256=result.artifact_sha256 or None,
+        source_hash=result.source_hash or None,
+        created_at=result.created_at,
+    )
+
+
+def time_us(result: Result) -> float | None:
+    """The measured median where there is one, else the model's estimate; `evidence` says which, in microseconds."""
+    return result.median_us if result.median_us is not None else result.modeled_us

@@ -1,0 +1,150 @@
+"""Stored results, and bundles made of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from db import queries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.api.conftest import Service
+
+
+def finished_export(service: Service, bundle_path: str, data: bytes | None = b"PK zip") -> str:
+    """An export that a tuner has finished, its file under the exports folder unless `data` is None."""
+    body = {"results": [service.add_result()]}
+    export = service.http.post("/v1/exports", json=body).json()
+    if data is not None:
+        (service.settings.exports_dir / "bundle.zip").write_bytes(data)
+    with service.db.write() as session:
+        queries.claim_next_export(session, "tuner-1")
+        queries.finish_export(
+            session,
+            export["id"],
+            state="DONE",
+            bundle_path=bundle_path,
+            bundle_sha256=hashlib.sha256(data or b"").hexdigest(),
+            size_bytes=len(data or b""),
+        )
+    return str(export["id"])
+
+
+def test_results_are_paged_and_filtered(service: Service) -> None:
+    """Newest first; by device, and by whether they are published."""
+    ids = [service.add_result(m=m, publish=m > 16) for m in (8, 16, 24, 32)]
+    page = service.http.get("/v1/results", params={"limit": 3}).json()
+    assert [item["id"] for item in page["items"]] == ids[:0:-1]
+    rest = service.http.get("/v1/results", params={"limit": 3, "after": page["next"]}).json()
+    assert ([item["id"] for item in rest["items"]], rest["next"]) == (ids[:1], None)
+    published = service.http.get("/v1/results", params={"published": "true"}).json()
+    assert [item["problem"]["m"] for item in published["items"]] == [32, 24]
+    assert service.http.get("/v1/results", params={"device": "b200"}).json()["items"] == []
+    assert service.http.get("/v1/results", params={"device": "T4"}).status_code == 422
+
+
+def test_result_is_shown_with_its_times_and_evidence(service: Service) -> None:
+    """The same members as in the list."""
+    result_id = service.add_result(interval_us=(175.2, 176.0), baselines_us={"torch": 176.8}, trials=40)
+    shown = service.http.get(f"/v1/results/{result_id}").json()
+    assert (shown["id"], shown["revision"], shown["interval_us"]) == (result_id, 1, [175.2, 176.0])
+    assert (shown["evidence"], shown["trials"]) == (["measured", "numeric", "checked"], 40)
+    assert service.http.get(f"/v1/results/{'0' * 32}").status_code == 404
+
+
+def test_export_is_queued_with_its_order(service: Service) -> None:
+    """The same result twice is exported once."""
+    result_id = service.add_result()
+    response = service.http.post("/v1/exports", json={"results": [result_id, result_id]})
+    assert response.status_code == 202
+    export = response.json()
+    assert (export["state"], export["results"], export["bundle"]) == ("QUEUED", [result_id], None)
+    assert response.headers["Location"] == f"/v1/exports/{export['id']}"
+    assert service.http.get(f"/v1/exports/{export['id']}").json() == export
+
+
+def test_unverified_result_is_exported_only_when_allowed(service: Service) -> None:
+    """The refusal names the missing evidence and the field that allows it."""
+    result_id = service.add_result(publish=False, evidence=("modeled",))
+    refused = service.http.post("/v1/exports", json={"results": [result_id]})
+    assert refused.status_code == 409
+    assert refused.json()["error"] == "UnverifiedResult"
+    assert "lacks numeric and checked" in refused.json()["detail"]
+    assert "allow_unverified" in refused.json()["hint"]
+    allowed = service.http.post("/v1/exports", json={"results": [result_id], "allow_unverified": True})
+    assert (allowed.status_code, allowed.json()["allow_unverified"]) == (202, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "detail"),
+    [
+        ({"results": []}, 422, "results: must not be empty"),
+        ({"results": ["0" * 32]}, 404, "results[0]: no result"),
+        ({"results": ["../../etc/passwd"]}, 404, "results[0]: no result '../../etc/passwd'"),
+        ({"results": ["\x00"]}, 404, "results[0]: no result '\\x00'"),
+        ({"results": ["0" * 32] * 257}, 422, "results: has more than the limit of 256"),
+        ({"format": "tar"}, 422, "format: must be 'zip'"),
+        ({"bundle_path": "/etc/passwd"}, 422, "bundle_path: is not a field of this request"),
+        ({"allow_unverified": "yes"}, 422, "allow_unverified: must be true or false"),
+    ],
+)
+def test_bad_order_is_refused(service: Service, change: dict[str, object], status: int, detail: str) -> None:
+    """Nothing is queued."""
+    body = {"results": [service.add_result()]} | change
+    response = service.http.post("/v1/exports", json=body)
+    assert response.status_code == status
+    assert response.json()["detail"].startswith(detail)
+    with service.db.write() as session:
+        assert queries.claim_next_export(session, "tuner-1") is None
+
+
+def test_finished_bundle_is_downloaded_as_a_zip(service: Service) -> None:
+    """Bytes, type, name and hash; parts of it too."""
+    export_id = finished_export(service, "bundle.zip", b"PK of a bundle")
+    shown = service.http.get(f"/v1/exports/{export_id}").json()
+    assert shown["state"] == "DONE"
+    response = service.http.get(shown["bundle"])
+    assert (response.status_code, response.content) == (200, b"PK of a bundle")
+    assert response.headers["Content-Type"] == "application/zip"
+    assert f'filename="gemms-{export_id[:8]}.zip"' in response.headers["Content-Disposition"]
+    assert hashlib.sha256(response.content).hexdigest() == shown["bundle_sha256"]
+    assert response.headers["ETag"] == f'"{shown["bundle_sha256"]}"'
+    assert service.http.get(shown["bundle"], headers={"Range": "bytes=3-4"}).content == b"of"
+
+
+def test_absolute_path_inside_the_exports_folder_is_served(service: Service) -> None:
+    """The tuner may store either."""
+    export_id = finished_export(service, str(service.settings.exports_dir / "bundle.zip"))
+    assert service.http.get(f"/v1/exports/{export_id}/bundle").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret.zip", "/etc/passwd", "sub/../../secret.zip", "link.zip", "", ".", "gone.zip"]
+)
+def test_path_outside_the_exports_folder_is_never_served(service: Service, tmp_path: Path, path: str) -> None:
+    """Even when the database says so, and not through a link either."""
+    (tmp_path / "secret.zip").write_bytes(b"secret")
+    (service.settings.exports_dir / "link.zip").symlink_to(tmp_path / "secret.zip")
+    export_id = finished_export(service, path)
+    response = service.http.get(f"/v1/exports/{export_id}/bundle")
+    assert response.status_code == 410
+    assert response.json()["error"] == "BundleMissing"
+    assert str(tmp_path) not in response.text
+
+
+def test_bundle_of_an_unfinished_or_failed_export_is_a_conflict(service: Service) -> None:
+    """The answer has the state, or the reason of the failure."""
+    export = service.http.post("/v1/exports", json={"results": [service.add_result()]}).json()
+    url = f"/v1/exports/{export['id']}/bundle"
+    assert service.http.get(url).json()["detail"] == f"export {export['id']} is QUEUED"
+    with service.db.write() as session:
+        queries.claim_next_export(session, "tuner-1")
+        queries.finish_export(session, export["id"], state="FAILED", reason="the artifact is gone")
+    response = service.http.get(url)
+    assert response.status_code == 409
+    assert "the artifact is gone" in response.json()["detail"]
+    assert service.http.get(f"/v1/exports/{'f' * 32}/bundle").status_code == 404

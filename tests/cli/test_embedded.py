@@ -1,0 +1,166 @@
+"""Without a service: jobs are tuned, stopped and resumed in this process, on invented devices."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from db.errors import DatabaseError
+from tuner.cli import embedded, watch
+from tuner.export import load_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import Ran
+
+    Cli = Callable[..., Ran]
+
+TUNE = ("tune", "64x128x64", "--arch", "sm_90a", "--trials", "5", "--json")
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invented devices that take no time."""
+    monkeypatch.setenv("GEMM_TUNER_ENGINE", "fake")
+    monkeypatch.setenv("GEMM_TUNER_FAKE_SCALE", "0")
+    monkeypatch.setattr(watch, "POLL_S", 0.05)
+
+
+def test_tune_measures_where_a_gpu_is_at_hand_and_best_knows_it_afterwards(cli: Cli) -> None:
+    """The default mode is measure with a GPU; the job ends with a result that `best` returns."""
+    ran = cli(*TUNE)
+    assert ran.status == 0, ran.err
+    (study,) = ran.document["studies"]
+    assert (study["state"], study["mode"], study["counts"]["MEASURED"]) == ("DONE", "measure", 5)
+    best = cli("best", "64x128x64", "--arch", "sm_90a", "--evidence", "measured", "--json").document
+    assert best["match"] == "exact"
+    assert best["config"] == study["best"]["config"]
+
+
+def test_same_request_twice_returns_the_finished_study(cli: Cli) -> None:
+    """Nothing is tuned again unless forced."""
+    first, second, forced = cli(*TUNE).document, cli(*TUNE).document, cli(*TUNE, "--force").document
+    assert second["studies"][0]["id"] == first["studies"][0]["id"]
+    assert forced["studies"][0]["id"] != first["studies"][0]["id"]
+
+
+def test_text_output_names_device_ratio_and_evidence(cli: Cli) -> None:
+    """People see what the time is worth."""
+    ran = cli(*TUNE[:-1])
+    assert re.search(r"64x128x64 bf16 .* Fake H200 .* DONE .* measured", ran.out)
+    assert "trial 5/5" in ran.err
+
+
+def test_modeled_times_are_said_to_be_modeled(cli: Cli) -> None:
+    """With --mode model nothing in the output could be taken for a measurement."""
+    ran = cli(*TUNE[:-1], "--mode", "model")
+    assert ran.status == 0, ran.err
+    assert "modeled, not checked" in ran.out
+
+
+def test_export_by_shape_writes_a_bundle_that_loads_back(cli: Cli, tmp_path: Path) -> None:
+    """A shape stands for its best result; a candidate needs the flag, and nothing is written without."""
+    cli(*TUNE, "--mode", "model")
+    bundle = tmp_path / "tuned.zip"
+    order = ("export", "64x128x64", "--arch", "sm_90a", "-o", str(bundle))
+    refused = cli(*order)
+    assert refused.status == 1
+    assert not bundle.exists()
+    ran = cli(*order, "--allow-unverified", "--json")
+    assert ran.status == 0, ran.err
+    manifest = load_bundle(bundle)
+    assert manifest["unverified"] is True
+    assert manifest["modules"][0]["problem"] == {"m": 64, "n": 128, "k": 64, "dtype": "bf16", "layout": "NT"}
+    assert ran.document["file"] == str(bundle)
+
+
+def test_export_of_an_unverified_result_id_names_what_is_missing(cli: Cli, tmp_path: Path) -> None:
+    """The id is known, its evidence is not enough: status 2 with the words that are missing."""
+    cli(*TUNE, "--mode", "model")
+    result = cli("best", "64x128x64", "--arch", "sm_90a", "--evidence", "modeled", "--json").document["result_id"]
+    ran = cli("export", result, "-o", str(tmp_path / "x.zip"))
+    assert ran.status == 2
+    assert "lacks numeric and checked" in ran.error_line
+
+
+def test_export_to_a_missing_folder_is_refused_before_anything_is_ordered(cli: Cli, tmp_path: Path) -> None:
+    """The target is looked at first."""
+    ran = cli("export", "x", "-o", str(tmp_path / "missing" / "x.zip"))
+    assert ran.status == 2
+    assert "no such folder" in ran.error_line
+
+
+def test_interrupted_job_is_cancelled_and_can_be_resumed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C keeps what is done; `job resume` goes on, to the same winner as a run that nobody disturbed."""
+    monkeypatch.setenv("GEMM_TUNER_FAKE_SCALE", "0.05")
+    asked = threading.Event()
+
+    def interrupt_after_a_trial(self: object, statuses: list[watch.Status]) -> None:
+        if statuses[0].counted and not asked.is_set():
+            asked.set()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tuner.cli.watch._Lines.update", interrupt_after_a_trial)
+    many = ("tune", "64x128x64", "--arch", "sm_90a", "--trials", "12")
+    stopped = cli(*many)
+    assert stopped.status == 1
+    job = re.search(r"job (\w{32}) was cancelled", stopped.err)
+    assert job is not None, stopped.err
+    monkeypatch.setenv("GEMM_TUNER_FAKE_SCALE", "0")
+    resumed = cli("job", "resume", job[1], "--json")
+    assert resumed.status == 0, resumed.err
+    (study,) = resumed.document["studies"]
+    assert (study["state"], study["counts"]["MEASURED"]) == ("DONE", 12)
+    numbers = [trial["number"] for trial in cli("show", study["id"], "--json").document["trials"]]
+    assert numbers == list(range(len(numbers)))
+    undisturbed = cli(*many, "--force", "--json").document["studies"][0]
+    assert undisturbed["best"]["config"] == study["best"]["config"]
+
+
+def test_finished_job_has_nothing_to_resume(cli: Cli) -> None:
+    """A second start of a job that is done would only confuse."""
+    job = cli(*TUNE).document["id"]
+    ran = cli("job", "resume", job)
+    assert ran.status == 2
+    assert "nothing of it is left to do" in ran.error_line
+
+
+def test_show_lists_trials_with_outcome_and_reason(cli: Cli) -> None:
+    """Each trial says how it ended."""
+    study = cli(*TUNE).document["studies"][0]["id"]
+    text = cli("show", study).out
+    assert text.count("MEASURED") >= 5
+    assert "Fake H200" in text
+
+
+def test_tuner_that_breaks_ends_the_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever for a tuner that is gone."""
+
+    def broken(*_: object) -> None:
+        raise DatabaseError("the disk is full")
+
+    monkeypatch.setattr(embedded, "run_service", broken)
+    ran = cli(*TUNE[:-1])
+    assert ran.status == 1
+    assert "the tuner stopped: the disk is full" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_several_problems_make_one_job(cli: Cli) -> None:
+    """Each problem gets its row."""
+    ran = cli("tune", "64x128x64", "128x128x64", "--arch", "sm_100a", "--trials", "2", "--json")
+    assert ran.status == 0, ran.err
+    assert [study["problem"]["m"] for study in ran.document["studies"]] == [64, 128]
+
+
+def test_device_list_and_jobs_of_an_embedded_run(cli: Cli) -> None:
+    """What the tuner announced stays visible after it ended."""
+    job = cli(*TUNE).document["id"]
+    assert job in cli("jobs").out
+    assert "Fake H200" in json.dumps(cli("devices", "--json").document["devices"])

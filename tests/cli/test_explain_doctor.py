@@ -1,0 +1,120 @@
+"""`explain` and `doctor`: facts about a config and about a machine, without compiling or running anything."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernels.config import Sm90GemmConfig
+from kernels.errors import ToolchainError
+from search_space.starting import PRESETS
+from tuner.cli.explain import read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import Ran
+
+    Cli = Callable[..., Ran]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_is_explained(cli: Cli, name: str) -> None:
+    """Needs stay within limits, no rule is broken, and the time is said to be modeled."""
+    ran = cli("explain", name, "--json")
+    assert ran.status == 0, ran.err
+    document = ran.document
+    assert document["violation"] is None
+    assert all(document["resources"][key] <= document["limits"][key] for key in document["resources"])
+    assert document["prediction"]["time_us"] > 0
+    assert "modeled, not measured" in cli("explain", name).out
+
+
+def test_step9_has_the_published_cluster_tile(cli: Cli) -> None:
+    """Two CTAs with two consumers of 128 rows and 128 columns each: 512 x 256."""
+    assert cli("explain", "step9", "--json").document["geometry"]["cluster_tile"] == [512, 256]
+
+
+def test_illegal_config_is_explained_with_its_numbers_and_status_1(cli: Cli) -> None:
+    """A config that cannot run is a right question with a bad answer."""
+    knobs = json.dumps(Sm90GemmConfig(pipe_depth=16).to_dict())
+    ran = cli("explain", knobs, "--arch", "sm_90a")
+    assert ran.status == 1
+    assert "cannot run: needs" in ran.out
+    assert "232448" in ran.out
+
+
+def test_config_is_read_from_text_file_or_record(tmp_path: Path) -> None:
+    """The knobs alone, or with their architecture as results store them."""
+    config = Sm90GemmConfig(pipe_depth=5)
+    knobs = json.dumps(config.to_dict())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"arch": "sm_90a", "config": config.to_dict()}))
+    assert read_config(knobs) == config
+    assert read_config(knobs, arch="sm_90a") == config
+    assert read_config(str(file)) == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("step9", "--device", "h200"), "preset step9 is for sm_100a"),
+        (("[1, 2]",), "no preset"),
+        (('{"config": 3}', "--arch", "sm_90a"), "object of knobs"),
+        (("x" * 5000,), "no preset"),
+        (("step9", "--shape", "64x64"), "MxNxK"),
+        (("step9", "--device", "toaster"), "toaster"),
+    ],
+)
+def test_what_is_no_config_is_refused(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    """Status 2 and what would be right."""
+    ran = cli("explain", *arguments)
+    assert ran.status == 2, ran.err
+    assert words in ran.error_line
+
+
+def test_doctor_finds_what_tuning_needs_here(cli: Cli, home: Path) -> None:
+    """The environment of the tests can tune; looking creates nothing."""
+    ran = cli("doctor", "--json")
+    checks = {check["name"]: check for check in ran.document["checks"]}
+    assert ran.status == 0
+    assert ran.document["ok"] is True
+    assert {"python", "g++", "toolchain", "driver", "database", "apache-tvm"} <= set(checks)
+    assert "nvcc-" in checks["toolchain"]["detail"]
+    assert not home.exists()
+
+
+def test_doctor_says_how_to_get_a_missing_compiler(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 1, the verdict, and what to do."""
+
+    def nothing(*_: object) -> None:
+        raise ToolchainError("no CUDA compiler found: install the extra")
+
+    monkeypatch.setattr("kernels.toolchain.find_toolchain", nothing)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    ran = cli("doctor")
+    assert ran.status == 1
+    assert "apt-get install g++" in ran.out
+    assert "no CUDA compiler found" in ran.out
+    assert "cannot work on this machine" in ran.out
+
+
+def test_doctor_reports_a_foreign_database(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is named, and it is left alone."""
+    file = tmp_path / "x.db"
+    file.write_bytes(b"not a database" * 100)
+    monkeypatch.setenv("GEMM_TUNER_DATABASE_URL", f"sqlite:///{file}")
+    ran = cli("doctor")
+    assert ran.status == 1
+    assert "is not a SQLite database" in ran.out
+    assert file.read_bytes() == b"not a database" * 100
+
+
+def test_password_of_the_database_is_not_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` output ends up in bug reports."""
+    monkeypatch.setenv("GEMM_TUNER_DATABASE_URL", "postgresql+psycopg://me:secret@127.0.0.1:1/tuner")
+    ran = cli("doctor")
+    assert "secret" not in ran.out + ran.err

@@ -1,0 +1,158 @@
+"""The checker gate: what it runs, what counts as a pass, and (marker `verify`) what it finds in real kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kernels import checkers
+from kernels.checkers import CheckReport, check, reduced_problem
+from kernels.config import Sm100GemmConfig
+from kernels.devices import profile_named
+from kernels.errors import ConfigError, ToolchainError
+from kernels.problem import Dtype, GemmProblem
+from kernels.rules import violation
+from search_space.space import random_legal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_reduced_problems_take_every_hand_over_of_a_legal_config() -> None:
+    """More tiles than accumulator slots, more stages than the ring, every side ragged, one cluster."""
+    rng = random.Random(7)
+    for _ in range(300):
+        config = random_legal(GemmProblem(m=4096, n=4096, k=4096), profile_named("b200"), rng)
+        assert isinstance(config, Sm100GemmConfig)
+        problem, sm_count = reduced_problem(config, Dtype.FP16)
+        tiles_m, tiles_n = config.cluster_tiles(problem)
+        rows, cols = config.cluster_tile
+        assert violation(problem, config, sm_count) is None
+        assert problem.dtype is Dtype.FP16
+        assert config.clusters(problem, sm_count) == 1
+        assert tiles_m * tiles_n > config.acc_stages
+        assert config.k_blocks(problem) == config.pipe_depth + 1
+        assert problem.m % rows
+        assert problem.n % cols
+        assert problem.k % config.blk_k
+
+
+def _report(**answers: str) -> CheckReport:
+    values = {"sync": "clean", "race": "clean", "numsim": "exact"} | answers
+    config = Sm100GemmConfig()
+    problem, sm_count = reduced_problem(config)
+    return CheckReport(
+        config_key=config.key,
+        problem=problem,
+        sm_count=sm_count,
+        fault="",
+        findings=(),
+        versions={},
+        seconds={},
+        **values,
+    )
+
+
+def test_three_clean_answers_pass() -> None:
+    """And nothing else does, see below."""
+    assert _report().passed
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"sync": "incomplete"},
+        {"race": "incomplete"},
+        {"race": "review"},
+        {"sync": "error"},
+        {"numsim": "1 of 64 wrong"},
+        {"numsim": "failed: deadlock"},
+    ],
+)
+def test_anything_short_of_clean_is_not_a_pass(answer: dict[str, str]) -> None:
+    """`incomplete` means the tool did not see everything."""
+    assert not _report(**answer).passed
+
+
+def test_missing_checkers_are_a_reason_and_never_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason says what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "install the extra 'verify'" in (checkers.available() or "")
+    with pytest.raises(ToolchainError, match="extra 'verify'"):
+        check(Sm100GemmConfig())
+
+
+def test_a_machine_without_rust_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine is compiled on first use."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for name in ("NUMSIM_CARGO", "NUMSIM_RUSTC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no cargo found" in (checkers.available() or "")
+
+
+# ---------------------------------------------------------------------- the real engine
+
+SMALL: dict[str, Any] = {"num_consumers": 1, "blk_n": 64, "pipe_depth": 2}
+ONE_CTA = Sm100GemmConfig(cta_group=1, **SMALL)
+PAIR = Sm100GemmConfig(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    """Skips, with the reason, where the engine cannot be used or built."""
+    if reason := checkers.available():
+        pytest.skip(reason)
+    try:
+        check(ONE_CTA)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+
+
+# The engine's first build takes minutes on two cores.
+pytest_engine = [pytest.mark.verify, pytest.mark.timeout(2400), pytest.mark.usefixtures("engine")]
+
+
+class TestWithTheEngine:
+    """Real kernels through synccheck, racecheck and numsim."""
+
+    pytestmark = pytest_engine
+
+    @pytest.mark.parametrize(
+        ("config", "dtype"),
+        [
+            (ONE_CTA, Dtype.FP16),
+            (Sm100GemmConfig(pipe_depth=2, raster="n-serpentine", l2_group_size=1), Dtype.BF16),
+            (
+                Sm100GemmConfig(
+                    num_consumers=1, blk_n=64, blk_k=128, pipe_depth=2, acc_stages=2, epi_n=32, epi_stages=2,
+                    raster="m-serpentine", l2_group_size=1,
+                ),
+                Dtype.FP16,
+            ),
+        ],
+        ids=["one_cta", "two_consumers", "two_accumulators"],
+    )  # fmt: skip
+    def test_the_template_is_clean_and_exact(self, config: Sm100GemmConfig, dtype: Dtype) -> None:
+        """No finding, and every bit right."""
+        report = check(config, dtype=dtype)
+        assert report.passed, (report.sync, report.race, report.numsim, report.findings)
+        assert set(report.versions) == {"tirx-harness", "apache-tvm", "rustc"}
+
+    @pytest.mark.parametrize(
+        ("config", "fault"), [(ONE_CTA, "no_full_wait"), (ONE_CTA, "no_store_wait"), (PAIR, "no_cluster_sync")]
+    )
+    def test_a_planted_fault_is_found(self, config: Sm100GemmConfig, fault: str) -> None:
+        """The second passes synccheck and numsim, so racecheck has to see it."""
+        report = check(config, fault=fault)
+        assert not report.passed
+        assert report.findings
+
+    def test_an_illegal_config_is_refused_before_the_engine_runs(self) -> None:
+        """With the rule that it breaks."""
+        with pytest.raises(ConfigError, match="shared memory"):
+            check(Sm100GemmConfig(pipe_depth=5))

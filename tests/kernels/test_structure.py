@@ -1,0 +1,343 @@
+"""Structural rules on the generated CUDA: clean kernels have no finding, each planted fault has the right one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.cuda_source import SourceError, read_helpers, read_kernel
+from kernels.lowering import LoweredKernel, lower
+from kernels.problem import GemmProblem
+from kernels.structure import RULES, Finding, structural_findings
+
+pytest.importorskip("tvm")
+
+SM_COUNT = {"sm_90a": 132, "sm_100a": 148}
+SMALL = GemmProblem(m=512, n=192, k=256)
+RAGGED = GemmProblem(m=1000, n=776, k=520)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel to lower."""
+
+    config: GemmConfig
+    problem: GemmProblem = SMALL
+    fault: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.config.arch.name}-{self.fault}" if self.fault else f"{self.problem.shape}-{self.config.key}"
+
+
+def sm90(problem: GemmProblem = SMALL, **knobs: object) -> Case:
+    return Case(Sm90GemmConfig.from_dict(knobs), problem)
+
+
+def sm100(problem: GemmProblem = SMALL, **knobs: object) -> Case:
+    return Case(Sm100GemmConfig.from_dict(knobs), problem)
+
+
+# Small tiles, because a kernel is lowered in the time that its unrolled statements take. Three chunks for two staging
+# buffers, so that a restarted buffer index shows.
+HOPPER = sm90(cta_group=2, num_consumers=1, blk_n=48, epi_n=16, blk_k=32, pipe_depth=2)
+BLACKWELL = sm100(cta_group=2, num_consumers=1, blk_n=48, epi_n=32, epi_stages=2, blk_k=16, pipe_depth=2)
+
+CLEAN = (
+    HOPPER,
+    sm90(RAGGED, cta_group=2, share="A", blk_n=64, epi_n=32, epi_stages=3, raster="n"),
+    sm90(RAGGED, cta_group=2, share="B", num_consumers=2, blk_n=128, raster="m-serpentine"),
+    sm90(RAGGED, num_consumers=3, blk_n=96, epi_n=32, epi_stages=2, pipe_depth=3),
+    sm90(GemmProblem(m=16, n=1032, k=4096), num_consumers=1, blk_n=64, blk_k=128, epi_stages=1, pipe_depth=6),
+    sm90(num_consumers=1, blk_m=128, blk_n=80, epi_n=80, epi_stages=4, pipe_depth=2, raster="n-serpentine"),
+    sm90(GemmProblem(m=200, n=264, k=8), num_consumers=2, blk_n=48, epi_n=16, epi_stages=4, blk_k=32),
+    sm90(GemmProblem(m=8192, n=8192, k=16384), cta_group=2, num_consumers=2, blk_n=192, epi_stages=2),
+    BLACKWELL,
+    sm100(RAGGED, cta_group=2, num_consumers=2),
+    sm100(RAGGED, cta_group=1, num_consumers=1, blk_m=64, blk_n=64, epi_n=32, epi_stages=3, acc_stages=2),
+    sm100(RAGGED, cta_group=1, num_consumers=2, blk_n=96, epi_n=32, epi_stages=2, raster="n"),
+    sm100(cta_group=2, num_consumers=1, blk_n=64, epi_n=16, epi_stages=4, acc_stages=2, pipe_depth=1),
+    sm100(RAGGED, cta_group=2, num_consumers=2, blk_n=64, blk_k=32, epi_n=64, acc_stages=2, raster="m-serpentine"),
+    sm100(
+        GemmProblem(m=136, n=72, k=200),
+        cta_group=1,
+        num_consumers=1,
+        blk_n=48,
+        blk_k=128,
+        epi_n=16,
+        epi_stages=2,
+        pipe_depth=3,
+    ),
+    sm100(GemmProblem(m=1, n=2048, k=8192), cta_group=1, num_consumers=1, blk_n=128, raster="n-serpentine"),
+)
+
+# The rule that names each fault of the templates. None: the source keeps the protocol, other gates have to see it.
+HOPPER_FAULTS: dict[str, str | None] = {
+    "producer_phase": "barrier phase",
+    "arrive_count": "barrier init",
+    "expect_tx": "transaction bytes",
+    "no_full_wait": "full wait",
+    "no_empty_wait": "empty wait",
+    "early_release": "stage release",
+    "no_accumulator_wait": "accumulator read",
+    "no_store_wait": "staging reuse",
+    "epilogue_restart": "staging reuse",
+    "no_proxy_fence": "proxy fence",
+    "no_stage_barrier": "staging barrier",
+    "init_without_cluster_barrier": "init barrier",
+    "exit_without_cluster_barrier": "exit barrier",
+    "half_multicast": "multicast mask",
+    "wrong_row": None,  # a coordinate: the comparison sees it
+    "illegal_address": "unknown instruction",  # the rules know no store to global memory but the TMA store
+}
+BLACKWELL_FAULTS: dict[str, str | None] = {
+    "phase": "barrier phase",
+    "expect_tx": "transaction bytes",
+    "arrive_count": "barrier init",
+    "one_cta_mask": "commit mask",
+    "no_empty_wait": "empty wait",
+    "no_full_wait": "full wait",
+    "no_acc_wait": "accumulator wait",
+    "no_result_wait": "result wait",
+    "early_release": "accumulator release",
+    "no_store_wait": "staging reuse",
+    "staging_restart": "staging reuse",
+    "no_exit_wait": "exit store wait",
+    "no_proxy_fence": "proxy fence",
+    "no_staging_sync": "staging barrier",
+    "no_after_fence": "tcgen05 fence",
+    "no_cluster_sync": "init barrier",
+    "dealloc_two_warps": "tensor memory",
+}
+FAULTY = tuple(
+    (replace(base, fault=fault), rule)
+    for base, faults in ((HOPPER, HOPPER_FAULTS), (BLACKWELL, BLACKWELL_FAULTS))
+    for fault, rule in faults.items()
+)
+
+
+def _lower(case: Case) -> LoweredKernel:
+    variant = {"fault": case.fault} if case.fault else {}
+    return lower(case.problem, case.config, SM_COUNT[case.config.arch.name], **variant)
+
+
+@pytest.fixture(scope="session")
+def lowered(request: pytest.FixtureRequest) -> Iterator[Callable[[Case], LoweredKernel]]:
+    """Lowered kernels by case: each once a session, two at a time, those of the selected tests ahead of their use."""
+    pool = ProcessPoolExecutor(max_workers=2, mp_context=multiprocessing.get_context("spawn"))
+    futures: dict[Case, Future[LoweredKernel]] = {}
+
+    def get(case: Case) -> LoweredKernel:
+        if case not in futures:
+            futures[case] = pool.submit(_lower, case)
+        return futures[case].result()
+
+    for item in request.session.items:
+        case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+        if isinstance(case, Case) and case not in futures:
+            futures[case] = pool.submit(_lower, case)
+    yield get
+    pool.shutdown(cancel_futures=True)
+
+
+Lowered = Callable[[Case], LoweredKernel]
+
+
+def findings_of(kernel: LoweredKernel, case: Case) -> tuple[Finding, ...]:
+    return structural_findings(kernel, case.problem, case.config)
+
+
+def rules_of(findings: tuple[Finding, ...]) -> set[str]:
+    return {finding.rule for finding in findings}
+
+
+@pytest.mark.parametrize("case", CLEAN, ids=lambda case: case.label)
+def test_clean_kernel_has_no_finding(case: Case, lowered: Lowered) -> None:
+    """The templates keep their own protocol over knobs and shapes."""
+    assert findings_of(lowered(case), case) == ()
+
+
+@pytest.mark.parametrize(("case", "rule"), FAULTY, ids=lambda value: value.label if isinstance(value, Case) else "")
+def test_planted_fault_is_named_by_its_rule(case: Case, rule: str | None, lowered: Lowered) -> None:
+    """Each fault of the templates is found under the rule of the table, or is marked there as not structural."""
+    findings = findings_of(lowered(case), case)
+    if rule is None:
+        assert findings == ()
+    else:
+        assert rule in rules_of(findings)
+
+
+def test_tables_cover_every_fault_of_both_templates() -> None:
+    """A fault added to a template needs a line in the tables above."""
+    from kernels import gemm_sm90, gemm_sm100
+
+    assert set(HOPPER_FAULTS) == set(gemm_sm90.FAULTS)
+    assert set(BLACKWELL_FAULTS) == set(gemm_sm100.FAULTS)
+
+
+# ---------------------------------------------------------------------------------------------- edits of clean sources
+
+Edit = Callable[[str], str]
+
+
+def _calls(source: str, kind: str) -> list[str]:
+    """Lines of the kernel that call a helper of this kind."""
+    names = {name for name, helper in read_helpers(source).items() if helper.kind == kind}
+    return [line for line in source.split("\n") if (m := re.match(r" +(\w+)\(.*\);$", line)) and m[1] in names]
+
+
+def without(kind: str, which: slice = slice(None)) -> Edit:
+    """Leave out calls of one kind, by default all of them."""
+
+    def edit(source: str) -> str:
+        for line in _calls(source, kind)[which]:
+            source = source.replace(line + "\n", "", 1)
+        return source
+
+    return edit
+
+
+def last_wait_of_ring(source: str) -> str:
+    """Leave out the wait of the producer's last lap: the one after its tile loop."""
+    head, loop, tail = source.partition("for (int _stage")
+    wait = _calls(source, "mbarrier_wait")[0]
+    assert loop
+    return head + loop + tail.replace(wait.strip(), "", 1)
+
+
+def substitute(pattern: str, replacement: str) -> Edit:
+    def edit(source: str) -> str:
+        edited, count = re.subn(pattern, replacement, source)
+        assert count, f"{pattern} is not in the source"
+        return edited
+
+    return edit
+
+
+def before_mma(statement: str) -> Edit:
+    """Put a statement in front of the first wgmma or tcgen05.mma."""
+
+    def edit(source: str) -> str:
+        line = next(iter(_calls(source, "wgmma") + _calls(source, "tcgen05_mma")))
+        return source.replace(line, f"      {statement}\n{line}", 1)
+
+    return edit
+
+
+SHRUNKEN_STAGE = substitute(r"(nv_bfloat16\*\)pool_buf_ptr\)\[\(\(fill_stage_ptr\[0\]) \* \d+", r"\1 * 64")
+
+EDITS: tuple[tuple[str, Case, Edit], ...] = (
+    ("not understood", HOPPER, before_mma("goto done;")),
+    ("not understood", HOPPER, before_mma("if (mystery(threadIdx.x)) { return; }")),
+    ("not understood", HOPPER, before_mma("if (threadIdx.x == drain_stage_ptr[0]) {\n}")),
+    ("unknown instruction", HOPPER, before_mma("__threadfence();")),
+    ("init fence", HOPPER, without("init_fence")),
+    ("init barrier", HOPPER, without("cluster_wait", slice(0, 1))),
+    ("exit barrier", HOPPER, without("cluster_wait", slice(1, 2))),
+    ("barrier init", HOPPER, without("mbarrier_init", slice(0, 1))),
+    ("arrival count", HOPPER, without("arrive", slice(1, 2))),
+    ("stage release", HOPPER, without("arrive", slice(0, 1))),
+    ("stage bounds", HOPPER, SHRUNKEN_STAGE),
+    ("wgmma fence", HOPPER, without("wgmma_fence", slice(1, 2))),
+    ("wgmma commit", HOPPER, without("wgmma_commit")),
+    ("stage release", HOPPER, without("wgmma_wait", slice(1, 2))),
+    ("accumulator read", HOPPER, without("wgmma_wait", slice(1, 2))),
+    ("staging reuse", HOPPER, without("bulk_wait_read", slice(2, 3))),
+    ("staging reuse", HOPPER, without("named_barrier", slice(0, 1))),
+    ("store commit", HOPPER, without("bulk_commit", slice(0, 1))),
+    ("exit store wait", HOPPER, without("bulk_wait")),
+    ("warpgroup", HOPPER, substitute(r"warpgroup_sync\(\(\(warp_id_in_cta >> 2\) \+ 1\)\)", "warpgroup_sync(0)")),
+    ("accumulator read", BLACKWELL, without("tcgen05_wait_ld")),
+    ("mma commit", BLACKWELL, without("tcgen05_commit", slice(0, 1))),
+    ("mma commit", BLACKWELL, without("tcgen05_commit", slice(1, 2))),
+    ("tcgen05 fence", BLACKWELL, without("fence_before_sync")),
+    ("tcgen05 fence", BLACKWELL, without("fence_after_sync", slice(1, 2))),
+    ("tensor memory", BLACKWELL, without("tmem_relinquish")),
+    ("tensor memory", BLACKWELL, without("tmem_dealloc")),
+    ("exit barrier", BLACKWELL, without("cluster_sync", slice(1, 2))),
+    ("stage drain", BLACKWELL, last_wait_of_ring),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "case", "edit"), EDITS, ids=[f"{rule}-{n}" for n, (rule, _, _) in enumerate(EDITS)])
+def test_edited_source_breaks_its_rule(rule: str, case: Case, edit: Edit, lowered: Lowered) -> None:
+    """Bugs that no template fault plants, cut into the text of a clean kernel."""
+    kernel = lowered(case)
+    edited = replace(kernel, source=edit(kernel.source))
+    assert edited.source != kernel.source
+    findings = findings_of(edited, case)
+    assert rule in rules_of(findings), findings
+
+
+def test_every_rule_is_shown_to_fire() -> None:
+    """No rule is there that no test has seen firing."""
+    shown = {rule for _case, rule in FAULTY} | {rule for rule, _case, _edit in EDITS} | {"launch plan"}
+    assert set(RULES) <= shown
+
+
+def test_launch_that_contradicts_the_config_is_a_finding(lowered: Lowered) -> None:
+    """A cluster of one CTA cannot run a kernel of a pair."""
+    kernel = lowered(HOPPER)
+    alone = replace(kernel, launch=replace(kernel.launch, cluster=(1, 1, 1)))
+    assert "launch plan" in rules_of(findings_of(alone, HOPPER))
+
+
+def test_finding_names_line_and_instruction(lowered: Lowered) -> None:
+    """The message leads a person to the place."""
+    kernel = lowered(HOPPER)
+    first = _calls(kernel.source, "wgmma_fence")[0]
+    finding = findings_of(replace(kernel, source=without("wgmma_fence", slice(0, 1))(kernel.source)), HOPPER)[0]
+    # the fence stood where the first wgmma is now
+    line = kernel.source.split("\n").index(first) + 1
+    assert finding.line == line
+    assert finding.message.startswith(f"line {line}: wgmma.mma_async.")
+    assert "wgmma.fence" in finding.message
+
+
+def test_helper_is_read_by_its_instruction_and_not_by_its_name() -> None:
+    """A helper whose name promises a fence but whose asm has none is unknown."""
+    source = (
+        "__forceinline__ __device__ void tvm_builtin_ptx_fence_proxy_async() {\n"
+        '  asm volatile("membar.cta;" :  :  : "memory");\n}\n'
+        "__forceinline__ __device__ void tvm_builtin_x(uint32_t __addr, uint32_t __count) {\n"
+        '  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :  : "r"(__addr), "r"(__count) : "memory");\n}\n'
+    )
+    helpers = read_helpers(source)
+    assert helpers["tvm_builtin_ptx_fence_proxy_async"].kind == "unknown"
+    assert helpers["tvm_builtin_x"].kind == "mbarrier_init"
+    assert helpers["tvm_builtin_x"].parameters == ("addr", "count")
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("switch (x) {", "cannot read the block"),
+        ("while (1) {", "way out"),
+        ("int x = f(3);", "unknown function f"),
+        ("*p = 3;", "cannot"),
+        ("int x = 3 +;", "cannot read"),
+    ],
+)
+def test_form_that_the_reader_does_not_know_is_refused_with_its_line(statement: str, complaint: str) -> None:
+    """Silence would mean that the rules passed over it."""
+    source = (
+        f'extern "C" __global__ void k(const __grid_constant__ CUtensorMap a_map) {{\n  int y = 1;\n  {statement}\n}}\n'
+    )
+    with pytest.raises(SourceError, match=complaint) as caught:
+        read_kernel(source, "k")
+    assert caught.value.line == 3
+
+
+def test_stress_build_with_delays_keeps_the_rules() -> None:
+    """Sleeps are no part of the protocol."""
+    from kernels.gemm_names import DELAY_POINTS
+
+    kernel = lower(HOPPER.problem, HOPPER.config, SM_COUNT["sm_90a"], delays_ns=dict.fromkeys(DELAY_POINTS, 1024))
+    assert "nano_sleep" in kernel.source
+    assert findings_of(kernel, HOPPER) == ()

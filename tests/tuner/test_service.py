@@ -1,0 +1,412 @@
+"""The tuner process on a real SQLite file with invented devices: run, cancel, export, recover, kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from db import queries
+from db.database import Database
+from db.models import Job, Study
+from search_space.request import Budget, TuneRequest
+from tests.tuner.support import PROBLEM, request, tune
+from tuner.engine.fake import FakeOptions, FakeTimes
+from tuner.engine.faults import FaultKind, FaultPlan
+from tuner.engines import FakeEngines
+from tuner.owners import Owner
+from tuner.records import Outcome
+from tuner.service import main, run_service
+from tuner.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Everything in a folder of its own; the fake engine finishes at once."""
+    return Settings(
+        database_url=f"sqlite:///{tmp_path / 'tuner.db'}",
+        artifacts_dir=tmp_path / "artifacts",
+        exports_dir=tmp_path / "exports",
+        engine="fake",
+        compile_processes=2,
+        fake_scale=0.0,
+        poll_s=0.02,
+    )
+
+
+def submit(settings: Settings, *requests: TuneRequest) -> list[str]:
+    """Queue a job with these studies; returns their ids."""
+    with Database.open(settings.database_url) as database, database.write() as session:
+        job = queries.create_job(
+            session,
+            request={},
+            mode=requests[0].mode.value,
+            studies=[
+                queries.NewStudy(
+                    study_key=asked.study_key,
+                    m=asked.problem.m,
+                    n=asked.problem.n,
+                    k=asked.problem.k,
+                    dtype=asked.problem.dtype.value,
+                    layout=asked.problem.layout.value,
+                    arch=asked.arch,
+                    device_name=asked.device,
+                    request=asked.to_dict(),
+                    seed=asked.seed,
+                )
+                for asked in requests
+            ],
+        )
+        return [study.id for study in queries.studies_of_job(session, job.id)]
+
+
+@contextmanager
+def reading(settings: Settings) -> Iterator[Any]:
+    """A session to look with."""
+    with Database.open(settings.database_url) as database, database.read() as session:
+        yield session
+
+
+def serve_until_idle(settings: Settings, options: FakeOptions | None = None) -> None:
+    """Run the service in this thread until nothing is left to do."""
+    run_service(settings, lambda made: FakeEngines(made, options), threading.Event(), until_idle=True)
+
+
+def test_study_is_tuned_and_its_winner_stored_as_a_candidate(settings: Settings) -> None:
+    """What was verified but not checked is no published revision."""
+    (study_id,) = submit(settings, request(16))
+    serve_until_idle(settings)
+    expected = tune(request(16), starting=None)
+    with reading(settings) as session:
+        study = queries.study(session, study_id)
+        trials = queries.trials_of_study(session, study_id)
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+        finals = queries.measurements_of_study(session, study_id, phase="final")
+        (job,) = session.query(Job).all()
+    assert (study.state, job.state) == ("DONE", "DONE")
+    assert study.device_name == "Fake H200"
+    assert len(trials) == len(expected.trials)
+    assert expected.winner is not None
+    assert result.config == expected.winner.config.to_dict()
+    assert result.revision is None
+    assert result.evidence == ["measured", "numeric"]
+    assert result.ratio["cublaslt_best"]["low"] <= result.ratio["cublaslt_best"]["median"]
+    assert result.tie_set[0]["config"] == result.config
+    assert 1 <= len(finals) <= 5
+    assert (settings.artifacts_dir / result.artifact_sha256[:2] / result.artifact_sha256).is_file()
+
+
+def test_mode_model_needs_no_gpu_and_says_modeled(settings: Settings) -> None:
+    """Modeled results have a prediction and no median."""
+    submit(settings, request(6, mode="model"))
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+    assert result.evidence == ["modeled"]
+    assert result.median_us is None
+    assert result.modeled_us > 0
+    assert result.environment["sm_count"] == 132
+
+
+def test_measuring_on_a_machine_without_that_gpu_fails_with_what_to_do(settings: Settings) -> None:
+    """The local engine finds no GPU here."""
+    from tuner.engines import LocalEngines
+
+    class NoGpus(LocalEngines):
+        """Whatever this machine has."""
+
+        def devices(self) -> tuple[()]:
+            """None."""
+            return ()
+
+        def engine_for(self, request: TuneRequest) -> Any:
+            """As on a machine without GPUs."""
+            self._machine.gpus = ()
+            return super().engine_for(request)
+
+    (study_id,) = submit(settings, request(4))
+    run_service(settings, NoGpus, threading.Event(), until_idle=True)
+    with reading(settings) as session:
+        study = queries.study(session, study_id)
+    assert study.state == "FAILED"
+    assert "ask for mode 'model'" in study.reason
+
+
+def test_known_bad_source_is_skipped_in_the_next_study(settings: Settings) -> None:
+    """A7: the second seed meets configs of the first that failed, and does not run them."""
+    faults = FaultPlan(rates={FaultKind.HANGS: 0.3, FaultKind.COMPILE_ABORTS: 0.1}, seed=3)
+    options = FakeOptions(faults=faults)
+    first, second = submit(settings, request(12), request(12, seed=1))
+    serve_until_idle(settings, options)
+    with reading(settings) as session:
+        outcomes = {
+            study_id: {row.config_key: row.outcome for row in queries.trials_of_study(session, study_id)}
+            for study_id in (first, second)
+        }
+    hung = {key for key, outcome in outcomes[first].items() if outcome == "TIMED_OUT"}
+    again = hung & set(outcomes[second])
+    assert again
+    assert {outcomes[second][key] for key in again} == {Outcome.KNOWN_BAD.value}
+
+
+def test_cancel_of_a_running_study_takes_less_than_a_second(settings: Settings) -> None:
+    """A24: the service looks several times a second, and drops what is in flight."""
+    slow = FakeOptions(times=FakeTimes(compile_s=0.02, evaluate_s=0.02, scale=1.0, compile_workers=2))
+    (study_id,) = submit(settings, replace(request(1000), budget=Budget(trials=1000, wall_s=600.0)))
+    stop = threading.Event()
+    thread = threading.Thread(target=run_service, args=(settings, lambda made: FakeEngines(made, slow), stop))
+    thread.start()
+    with Database.open(settings.database_url) as database:
+        wait_for(database, study_id, lambda study: sum(study.counts.values()) >= 3)
+        with database.write() as session:
+            (job,) = session.query(Job).all()
+            queries.cancel_job(session, job.id)
+        asked_s = time.monotonic()
+        wait_for(database, study_id, lambda study: study.state not in ("QUEUED", "RUNNING"))
+        took_s = time.monotonic() - asked_s
+        with database.read() as session:
+            study = queries.study(session, study_id)
+    stop.set()
+    thread.join(WAIT_S)
+    assert study is not None
+    assert (study.state, study.reason) == ("PARTIAL", "cancelled")
+    assert took_s < 2.0  # 0.3 s on an idle machine
+
+
+def wait_for(database: Database, study_id: str, condition: Any) -> None:
+    """Look until the study is as wanted."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        with database.read() as session:
+            study = queries.study(session, study_id)
+        if study is not None and condition(study):
+            return
+        time.sleep(0.02)
+    raise AssertionError("the study never got there")
+
+
+def test_stopping_the_service_gives_its_studies_back_unfinished(settings: Settings) -> None:
+    """SIGTERM is no cancel: the next process goes on."""
+    slow = FakeOptions(times=FakeTimes(compile_s=0.02, evaluate_s=0.02, scale=1.0, compile_workers=2))
+    (study_id,) = submit(settings, request(20))
+    stop = threading.Event()
+    thread = threading.Thread(target=run_service, args=(settings, lambda made: FakeEngines(made, slow), stop))
+    thread.start()
+    with Database.open(settings.database_url) as database:
+        wait_for(database, study_id, lambda study: sum(study.counts.values()) >= 3)
+    stop.set()
+    thread.join(WAIT_S)
+    with reading(settings) as session:
+        study = queries.study(session, study_id)
+        before = len(queries.trials_of_study(session, study_id))
+        offline = {device.state for device in queries.devices(session)}
+    assert (study.state, study.owner) == ("QUEUED", None)
+    assert offline == {"OFFLINE"}
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        study = queries.study(session, study_id)
+        assert study.state == "DONE"
+        assert len(queries.trials_of_study(session, study_id)) > before
+
+
+def test_export_is_built_or_fails_with_a_reason(settings: Settings) -> None:
+    """A candidate is exported only when unverified ones are allowed."""
+    submit(settings, request(6, mode="model"))
+    serve_until_idle(settings)
+    with Database.open(settings.database_url) as database, database.write() as session:
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+        ids = [
+            queries.create_export(session, {"results": [which], "format": "zip", "allow_unverified": allowed}).id
+            for which, allowed in ((result.id, True), (result.id, False), ("0" * 32, True))
+        ]
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        good, unverified, missing = (queries.export(session, export_id) for export_id in ids)
+    assert good.state == "DONE"
+    assert os.path.getsize(good.bundle_path) == good.size_bytes
+    assert (unverified.state, missing.state) == ("FAILED", "FAILED")
+    assert "allow_unverified" in unverified.reason
+    assert "no result" in missing.reason
+
+
+def test_study_with_a_request_nobody_understands_fails_and_the_next_one_runs(settings: Settings) -> None:
+    """One bad row does not stop the tuner."""
+    bad, good = submit(settings, request(4), request(4, seed=1))
+    with Database.open(settings.database_url) as database, database.write() as session:
+        row = session.get(Study, bad)
+        assert row is not None
+        row.request = {**row.request, "colour": "blue"}
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        assert queries.study(session, bad).state == "FAILED"
+        assert "colour" in queries.study(session, bad).reason
+        assert queries.study(session, good).state == "DONE"
+
+
+def test_dead_owner_is_told_from_a_living_one(tmp_path: Path) -> None:
+    """The lock on the owner's file tells; an owner of another machine counts as alive."""
+    one, other = Owner(tmp_path), Owner(tmp_path)
+    assert not one.is_dead(other.name, all_here=True)
+    assert not one.is_dead(one.name, all_here=True)
+    name = other.name
+    other.close()
+    assert one.is_dead(name, all_here=True)
+    assert one.is_dead("elsewhere/1234", all_here=True)
+    assert not one.is_dead("elsewhere/1234", all_here=False)
+    one.close()
+
+
+# ---------------------------------------------------------------------- kill -9
+
+
+class Nursery:
+    """Starts and kills tuner processes of their own, on the fake engine with a few milliseconds for each trial."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._arguments = ["--engine", "fake", "--database-url", settings.database_url]
+        self._arguments += ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tuner.tuner_nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "GEMM_TUNER_FAKE_SCALE": "0.005", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def start(self) -> int:
+        """Start a tuner; returns its process number."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(self._arguments), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def end(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal and wait until the process is gone."""
+        os.kill(pid, number)
+        deadline_s = time.monotonic() + WAIT_S
+        while os.path.exists(f"/proc/{pid}"):
+            assert time.monotonic() < deadline_s, "the process did not end"
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """End the process that starts the others."""
+        self._process.communicate()
+
+
+@pytest.fixture
+def nursery(settings: Settings) -> Iterator[Nursery]:
+    """A way to start tuners."""
+    made = Nursery(settings)
+    yield made
+    made.close()
+
+
+def test_tuner_killed_at_ten_random_moments_loses_no_trial_and_finds_the_same_winner(
+    settings: Settings, nursery: Nursery
+) -> None:
+    """A21: two studies, TPE and random; no finished trial lost, none twice, winners as without a kill."""
+    asked = [request(24, sampler=sampler) for sampler in ("tpe", "random")]
+    expected = [tune(each, starting=None) for each in asked]
+    ids = submit(settings, *asked)
+    rng = random.Random(2)
+    seen: dict[tuple[str, int], str] = {}
+    with Database.open(settings.database_url) as database:
+        for _ in range(10):
+            saved_before = len(seen)
+            tuner = nursery.start()
+            target = saved_before + rng.randrange(1, 5)
+            deadline_s = time.monotonic() + WAIT_S
+            while len(stored(database, ids)) < target and time.monotonic() < deadline_s:
+                time.sleep(rng.random() * 0.02)
+            time.sleep(rng.random() * 0.03)
+            nursery.end(tuner, signal.SIGKILL)
+            now = stored(database, ids)
+            assert seen.items() <= now.items(), "a finished trial was lost or changed"
+            seen = now
+        tuner = nursery.start()
+        for study_id in ids:
+            wait_for(database, study_id, lambda study: study.state == "DONE")
+        nursery.end(tuner, signal.SIGTERM)
+        final = stored(database, ids)
+        assert seen.items() <= final.items()
+        for study_id, whole in zip(ids, expected, strict=True):
+            with database.read() as session:
+                rows = queries.trials_of_study(session, study_id)
+                study = queries.study(session, study_id)
+            assert [(row.number, row.config_key, row.outcome) for row in rows] == [
+                (trial.number, trial.config.key, trial.outcome.value) for trial in whole.trials
+            ]
+            assert study is not None
+            assert whole.winner is not None
+            assert study.best_trial == whole.winner.number
+
+
+def stored(database: Database, ids: list[str]) -> dict[tuple[str, int], str]:
+    """What is saved of each trial; the finishing time shows whether it was run again."""
+    with database.read() as session:
+        return {
+            (study_id, row.number): json.dumps([row.config_key, row.outcome, row.finished_at.isoformat()])
+            for study_id in ids
+            for row in queries.trials_of_study(session, study_id)
+        }
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def test_settings_are_read_from_the_environment_once() -> None:
+    """Names as in the documentation; a home decides where everything lies."""
+    settings = Settings.from_env({"GEMM_TUNER_HOME": "/somewhere", "GEMM_TUNER_COMPILE_PROCESSES": "3"})
+    assert settings.database_url == "sqlite:////somewhere/gemm-tuner.db"
+    assert str(settings.artifacts_dir) == "/somewhere/artifacts"
+    assert settings.compile_processes == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("GEMM_TUNER_COMPILE_PROCESSES", "two", "not an integer"),
+        ("GEMM_TUNER_COMPILE_LIMIT_S", "-1", "above 0"),
+        ("GEMM_TUNER_ENGINE", "steam", "use one of local, fake"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(name: str, value: str, words: str) -> None:
+    """The message says what is wrong."""
+    with pytest.raises(SettingsError, match=words):
+        Settings.from_env({"GEMM_TUNER_HOME": "/somewhere", name: value})
+
+
+def test_database_that_is_not_ours_is_one_line_and_exit_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is left as it was."""
+    file = tmp_path / "notes.txt"
+    file.write_text("dear diary, " * 100)
+    before = file.read_bytes()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        status = main(["--database-url", f"sqlite:///{file}", "--artifacts-dir", str(tmp_path), "--engine", "fake"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert status == 1
+    error = capsys.readouterr().err.strip().splitlines()
+    assert error[-1].startswith("gemm-tuner: ")
+    assert file.read_bytes() == before

@@ -1,0 +1,107 @@
+"""From trials to a winner: finalists, the noise, the tie set, and a fixed order inside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuner.records import Evidence, Measurement, Outcome, Ratio, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What was chosen.
+
+    winner: the trial
+    measurement: the times it was chosen by; None when it was modeled
+    tie_set: numbers of the trials that cannot be told from the best, the winner first
+    noise: relative gap below which two of them are equal
+    """
+
+    winner: Trial
+    measurement: Measurement | None
+    tie_set: tuple[int, ...]
+    noise: float
+
+
+def finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
+    """The `count` fastest MEASURED trials that were verified, fastest first."""
+    measured = [trial for trial in trials if trial.outcome is Outcome.MEASURED and Evidence.NUMERIC in trial.evidence]
+    return sorted(measured, key=_by_time)[:count]
+
+
+def choose_modeled(trials: Iterable[Trial]) -> Choice | None:
+    """The best prediction; equal predictions tie."""
+    modeled = [trial for trial in trials if trial.outcome is Outcome.MODELED]
+    if not modeled:
+        return None
+    best_us = min(_time(trial) for trial in modeled)
+    ties = sorted((trial for trial in modeled if _time(trial) == best_us), key=lambda trial: trial.config.key)
+    return Choice(winner=ties[0], measurement=None, tie_set=tuple(trial.number for trial in ties), noise=0.0)
+
+
+def choose_measured(
+    trials: Sequence[Trial],
+    measurements: Mapping[int, Measurement],
+    *,
+    aa_ratio: Ratio | None,
+    paired: bool,
+    previous_key: str | None = None,
+) -> Choice | None:
+    """The first of the tie set by config key, or the previous winner when it is in the tie set.
+
+    `measurements` holds the times to choose by, by trial number; trials without one do not take part. `paired` says
+    whether they were taken interleaved, so that their rounds pair up. A trial ties with the fastest when the 95 %
+    interval of its time over the fastest reaches down to 1 plus the noise; the noise is how far the interval of the
+    A/A pair strays from 1.
+    """
+    taking_part = [trial for trial in trials if trial.number in measurements]
+    if not taking_part:
+        return None
+    noise = 0.0 if aa_ratio is None else max(aa_ratio.high - 1, 1 - aa_ratio.low, 0.0)
+    best = min(taking_part, key=lambda trial: (measurements[trial.number].median_us(), trial.config.key))
+    ties = [
+        trial
+        for trial in taking_part
+        if trial is best
+        or _slower_at_least(measurements[trial.number], measurements[best.number], paired=paired) <= 1 + noise
+    ]
+    ties.sort(key=lambda trial: (trial.config.key != previous_key, trial.config.key))
+    return Choice(
+        winner=ties[0],
+        measurement=measurements[ties[0].number],
+        tie_set=tuple(trial.number for trial in ties),
+        noise=noise,
+    )
+
+
+def why_none_worked(trials: Sequence[Trial]) -> str:
+    """The commonest failures with an example each, for a study without a winner."""
+    failed = [trial for trial in trials if not trial.outcome.counts_against_budget]
+    if not failed:
+        return "no config was tried"
+    counts = Counter(trial.outcome for trial in failed)
+    examples = {trial.outcome: trial.reason for trial in reversed(failed)}
+    parts = [f"{count} {outcome} (such as: {examples[outcome]})" for outcome, count in counts.most_common(3)]
+    return f"none of {len(failed)} configs worked: {'; '.join(parts)}"
+
+
+def _slower_at_least(theirs: Measurement, best: Measurement, *, paired: bool) -> float:
+    """Lower end of the 95 % interval of theirs over best; without pairs, from the two intervals."""
+    if paired and len(theirs.samples_us) == len(best.samples_us):
+        return Ratio.of_pairs(theirs.samples_us, best.samples_us).low
+    return theirs.interval_us()[0] / best.interval_us()[1]
+
+
+def _by_time(trial: Trial) -> tuple[float, str]:
+    return _time(trial), trial.config.key
+
+
+def _time(trial: Trial) -> float:
+    time_us = trial.time_us
+    assert time_us is not None, f"trial {trial.number} ended as {trial.outcome} without a time"
+    return time_us

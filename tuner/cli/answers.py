@@ -1,0 +1,120 @@
+"""`best` and `export`: asking what is known, and taking it away as a bundle."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.problem import GemmProblem
+from tuner.cli.errors import UsageError
+from tuner.cli.output import Output, microseconds
+from tuner.cli.remote import connected, live_gpus, target
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tuner.answers import Best
+    from tuner.cli.settings import Settings
+    from tuner.client import Client
+
+SHAPE = re.compile(r"-?\d+[xX].*")
+
+
+def best(args: argparse.Namespace, settings: Settings) -> None:
+    """Raises WorkFailed when nothing answers the question."""
+    problem = GemmProblem.parse(args.shape, dtype=args.dtype)
+    with connected(args, settings) as client:
+        answer = ask(client, problem, args, settings, evidence=args.evidence, allow_default=args.allow_default)
+    output = Output(as_json=args.json)
+    output.document(answer)
+    _print(output, answer)
+
+
+def ask(
+    client: Client,
+    problem: GemmProblem,
+    args: argparse.Namespace,
+    settings: Settings,
+    *,
+    evidence: str | None,
+    allow_default: bool,
+) -> Best:
+    """One question about one problem on the device or architecture that was named."""
+    # The route takes either name as `device`; of two, the device says more.
+    device = args.device or args.arch or target(live_gpus(client, args, settings), arch=None, device=None)["device"]
+    return client.best(
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        dtype=problem.dtype.value,
+        layout=problem.layout.value,
+        device=device,
+        evidence=evidence,
+        allow_default=allow_default,
+    )
+
+
+def export(args: argparse.Namespace, settings: Settings) -> None:
+    """Write the bundle; nothing is written when one of the results cannot be exported."""
+    path = Path(args.output)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'there is no such folder'}")
+    with connected(args, settings) as client:
+        results = [_result_id(client, item, args, settings) for item in args.result]
+        order = client.create_export(results, allow_unverified=args.allow_unverified)
+        if not args.url:
+            from tuner.cli.embedded import build_export
+
+            build_export(settings, order["id"])
+        done = client.wait_export(order["id"])
+        client.download_bundle(done["id"], path)
+    output = Output(as_json=args.json)
+    document: dict[str, Any] = {**done, "file": str(path)}
+    output.document(document)
+    output.text(f"{path}: {len(results)} module(s), {done['size_bytes']} bytes, sha256 {done['bundle_sha256']}")
+    if args.allow_unverified:
+        output.text("candidates may be in it: manifest.json marks each module that is unverified")
+
+
+def _result_id(client: Client, item: str, args: argparse.Namespace, settings: Settings) -> str:
+    """A result's id as it stands; a shape stands for its best result."""
+    if SHAPE.fullmatch(item) is None:
+        return item
+    problem = GemmProblem.parse(item, dtype=args.dtype)
+    evidence = "modeled" if args.allow_unverified else None
+    answer = ask(client, problem, args, settings, evidence=evidence, allow_default=False)
+    if answer["match"] != "exact" or answer["result_id"] is None:
+        raise UsageError(
+            f"{problem} is not tuned: the nearest is another shape", hint=f"tune it first: gemm-tuner tune {item}"
+        )
+    return answer["result_id"]
+
+
+def _print(output: Output, answer: Best) -> None:
+    problem, tuned = answer["problem"], answer["tuned_for"]
+    shape = f"{problem['m']}x{problem['n']}x{problem['k']} {problem['dtype']}"
+    output.text(f"{shape} on {answer['device'] or answer['arch']}: {answer['match']}")
+    if answer["match"] == "nearest" and tuned is not None:
+        output.text(f"tuned for {tuned['m']}x{tuned['n']}x{tuned['k']}, distance {answer['distance']:.3f}")
+    evidence = ", ".join(answer["evidence"])
+    if "measured" not in answer["evidence"]:
+        evidence += ", not checked"
+    rows = [
+        ("time", f"{microseconds(answer['median_us'])} us"),
+        ("evidence", evidence),
+        ("revision", answer["revision"] if answer["revision"] is not None else "candidate, not published"),
+        *((f"ratio to {name}", _ratio(value)) for name, value in answer["ratio"].items()),
+        ("stale", answer["stale_reason"] if answer["stale"] else "no"),
+        ("result", answer["result_id"]),
+        ("module", answer["artifact_sha256"]),
+    ]
+    output.table("", ("", "answer"), rows)
+    output.table("", ("knob", "value"), answer["config"].items())
+
+
+def _ratio(value: object) -> object:
+    """A ratio is a number, or a median with its interval."""
+    if isinstance(value, dict) and "median" in value:
+        return f"{value['median']:.3f} ({value.get('low', 0):.3f} to {value.get('high', 0):.3f})"
+    return value

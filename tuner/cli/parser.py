@@ -1,0 +1,196 @@
+"""Every command and option, in one place: help, README and the tests are read off this parser."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tuner.cli.errors import UsageError
+from tuner.settings import ENGINES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tuner.cli.settings import Settings
+
+DESCRIPTION = "Tune GEMM kernels: post a problem, get the fastest correct kernel as a module that loads offline."
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong arguments raise UsageError: one line, exit status 2."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # `-5x64x64` is a wrong shape, not an unknown option: let the shape's own message say so.
+        self._negative_number_matcher = re.compile(r"-\d.*")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError instead of printing usage and exiting."""
+        raise UsageError(f"{message}", hint=f"see {self.prog} --help")
+
+
+def build_parser() -> Parser:
+    """The parser of `gemm-tuner`. Building it imports no command module."""
+    parser = Parser(prog="gemm-tuner", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _service_commands(commands)
+    _job_commands(commands)
+    _answer_commands(commands)
+    _explain_commands(commands)
+    _database_commands(commands)
+    return parser
+
+
+def commands_of(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Every command that can be typed (`jobs`, `job resume`, ...) with its parser."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                below = commands_of(child, f"{prefix}{name} ")
+                found |= below or {f"{prefix}{name}": child}
+    return found
+
+
+def _version() -> str:
+    from tuner.export import version
+
+    return version()
+
+
+def _command(commands: Any, name: str, module: str, function: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=_later(module, function))
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    return parser
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace, Settings], int | None]:
+    """Import the command's module when it is run: `gemm-tuner best --url` must not load what tuning needs."""
+
+    def run(args: argparse.Namespace, settings: Settings) -> int | None:
+        command: Callable[[argparse.Namespace, Settings], int | None] = getattr(
+            importlib.import_module(f"tuner.cli.{module}"), function
+        )
+        return command(args, settings)
+
+    return run
+
+
+def _url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", metavar="URL", help="talk to a running service, such as http://127.0.0.1:8000")
+
+
+def _problem(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
+    parser.add_argument("shape", nargs="+" if many else None, metavar="MxNxK", help="rows x columns x depth")
+    _target(parser)
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtype", default="bf16", metavar="NAME", help="bf16 (default) or fp16")
+    parser.add_argument("--arch", metavar="NAME", help="sm_90a or sm_100a")
+    parser.add_argument("--device", metavar="NAME", help="device model, such as h200 or b200")
+
+
+def _service_commands(commands: Any) -> None:
+    serve = _command(commands, "serve", "serve", "serve", "run the API and the tuner on this machine")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    serve.add_argument("--port", type=_port, default=8000, help="TCP port to listen on (default 8000)")
+    serve.add_argument("--engine", choices=ENGINES, help="where candidates are built and run (default: local)")
+    demo = _command(commands, "demo", "demo", "demo", "tune, export and load one kernel for each architecture")
+    demo.add_argument("--trials", type=_positive, default=8, help="candidates per problem (default 8)")
+    devices = _command(commands, "devices", "devices", "devices", "list devices that can be tuned for")
+    _url(devices)
+    _command(commands, "doctor", "doctor", "doctor", "check compilers, driver, GPU, database and versions")
+
+
+def _job_commands(commands: Any) -> None:
+    tune = _command(commands, "tune", "jobs", "tune", "find the best kernel for one or more problems")
+    _problem(tune, many=True)
+    tune.add_argument("--trials", type=int, metavar="N", help="candidates to try for each problem")
+    tune.add_argument("--wall-s", type=float, metavar="SECONDS", help="time limit for each problem")
+    tune.add_argument("--effort", choices=("quick", "normal", "full"), help="preset of trials and time")
+    tune.add_argument("--seed", type=int, default=0, help="same seed, same answer (default 0)")
+    tune.add_argument("--mode", choices=("measure", "model"), help="run on a GPU, or rank by the performance model")
+    tune.add_argument("--force", action="store_true", help="tune again although a finished study exists")
+    tune.add_argument("--detach", action="store_true", help="with --url: print the job and return at once")
+    _url(tune)
+    jobs = _command(commands, "jobs", "jobs", "jobs", "list jobs, newest first")
+    jobs.add_argument("--limit", type=_positive, default=20, metavar="N", help="jobs to list (default 20)")
+    _url(jobs)
+    show = _command(commands, "show", "jobs", "show", "show a job, its studies and their trials")
+    show.add_argument("id", metavar="ID", help="job or study")
+    _url(show)
+    cancel = _command(commands, "cancel", "jobs", "cancel", "stop a job and keep what is done")
+    cancel.add_argument("id", metavar="ID", help="job")
+    _url(cancel)
+    job = commands.add_parser("job", help="work on one job", description="work on one job", allow_abbrev=False)
+    resume = _command(
+        job.add_subparsers(dest="subcommand", metavar="COMMAND", required=True),
+        "resume",
+        "jobs",
+        "resume",
+        "go on with a stopped job",
+    )
+    resume.add_argument("id", metavar="ID", help="job")
+
+
+def _answer_commands(commands: Any) -> None:
+    best = _command(commands, "best", "answers", "best", "the best known kernel for a problem")
+    _problem(best)
+    best.add_argument("--evidence", metavar="NAME", help="least evidence wanted, such as modeled or measured")
+    best.add_argument(
+        "--allow-default", action="store_true", help="answer with the model's choice when nothing is stored"
+    )
+    _url(best)
+    export = _command(commands, "export", "answers", "export", "write tuned kernels to one bundle")
+    export.add_argument("result", nargs="+", metavar="RESULT", help="result id, or MxNxK of a tuned problem")
+    _target(export)
+    export.add_argument("-o", "--output", required=True, metavar="FILE", help="bundle to write (zip)")
+    export.add_argument("--allow-unverified", action="store_true", help="export candidates too; the manifest says so")
+    _url(export)
+
+
+def _explain_commands(commands: Any) -> None:
+    explain = _command(commands, "explain", "explain", "explain", "resources, rules and predicted time of a config")
+    explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
+    explain.add_argument("--shape", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)")
+    _target(explain)
+
+
+def _database_commands(commands: Any) -> None:
+    db = commands.add_parser(
+        "db", help="look after the database", description="look after the database", allow_abbrev=False
+    )
+    actions = db.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    backup = _command(actions, "backup", "database", "backup", "copy the database to a file while it is in use")
+    backup.add_argument("file", metavar="FILE")
+    restore = _command(actions, "restore", "database", "restore", "replace the database by a backup")
+    restore.add_argument("file", metavar="FILE")
+    _command(actions, "upgrade", "database", "upgrade", "bring the database to the schema of this version")
+    results = commands.add_parser(
+        "results",
+        help="move results between databases",
+        description="move results between databases",
+        allow_abbrev=False,
+    )
+    actions = results.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    give = _command(actions, "export", "database", "export_results", "write results as JSON lines")
+    give.add_argument("file", metavar="FILE", help="file to write, - for standard output")
+    take = _command(actions, "import", "database", "import_results", "read results from JSON lines")
+    take.add_argument("file", metavar="FILE")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a TCP port: use 1 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)

@@ -1,0 +1,84 @@
+"""`serve`: the API and the tuner as child processes of one command."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from tuner.cli.errors import UsageError
+from tuner.cli.output import Output, warn
+from tuner.cli.supervisor import ChildSpec, Supervisor
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tuner.cli.settings import Settings
+
+READY_S = 60.0
+
+
+def serve(args: argparse.Namespace, settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT. Raises UsageError for a port in use and for a database that cannot be used."""
+    _check_port(args.host, args.port)
+    settings.create()
+    _check_database(settings)
+    output = Output(as_json=args.json)
+    supervisor = Supervisor(children(args.host, args.port, args.engine or settings.tuner.engine, settings), report=warn)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.stop())
+    url = service_url(args.host, args.port)
+    threading.Thread(target=_announce, args=(url, output, settings), daemon=True).start()
+    return supervisor.run()
+
+
+def children(host: str, port: int, engine: str, settings: Settings) -> tuple[ChildSpec, ...]:
+    """The tuner, which is started again when it dies, and the API, without which there is no service."""
+    database = ["--database-url", settings.database_url]
+    folders = ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
+    tuner = [sys.executable, "-m", "tuner.service", *database, *folders, "--engine", engine]
+    api = [sys.executable, "-m", "api", "--host", host, "--port", str(port), *database, *folders]
+    return (
+        ChildSpec(name="tuner", command=tuner, restart=True),
+        ChildSpec(name="api", command=api, restart=False),
+    )
+
+
+def service_url(host: str, port: int) -> str:
+    """Where a client on this machine reaches a service bound to `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _check_port(host: str, port: int) -> None:
+    """Find out now, with a line for people; the API would fail later and less clearly."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+                hint="stop what listens there, or choose another --port",
+            ) from error
+
+
+def _check_database(settings: Settings) -> None:
+    """Create or upgrade it before two processes would both try. Raises DatabaseError."""
+    from db.database import Database
+
+    Database.open(settings.database_url).close()
+
+
+def _announce(url: str, output: Output, settings: Settings) -> None:
+    """Say when the service answers, for people and for scripts that wait for the line."""
+    from tuner.cli.remote import wait_until_ready
+
+    if not wait_until_ready(url, timeout_s=READY_S):
+        warn(f"the API does not answer at {url} after {READY_S:g} s")
+        return
+    output.text(f"serving on {url}  (state in {settings.home}; Ctrl-C stops)")
+    output.document({"url": url, "home": str(settings.home), "database_url": settings.database_url})

@@ -1,0 +1,270 @@
+"""Processes that compile. Each leads its own process group; a time limit or a crash takes the whole group, then a fresh
+process takes its place.
+
+Children are started with exec, never forked: a fork of a process with threads, or with a CUDA context, is broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tuner.engine.base import EngineError
+from tuner.engine.compile_worker import BROKEN, FAILED, READY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_WORKER = (sys.executable, "-m", "tuner.engine.compile_worker")
+_TAIL_BYTES = 2000
+_DYING_S = 2.0  # a core dump of a large process takes a while
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompilePoolOptions:
+    """What the pool runs, and for how long it lets it.
+
+    function: "module:function" that a worker imports once and calls with each job's arguments
+    processes: workers
+    limit_s: seconds one job may take, from the moment a worker starts on it
+    start_s: seconds a worker may take to start and to import the function
+    """
+
+    function: str = "kernels.compile:compile_variant"
+    processes: int = 2
+    limit_s: float = 60.0
+    start_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolReply:
+    """What became of a job.
+
+    kind: "value", "failed" (it raised), "died" (its process did) or "late" (it was killed at the limit)
+    value: what the function returned
+    reason: for people, empty after success
+    """
+
+    kind: str
+    value: Any = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Job:
+    arguments: tuple[Any, ...]
+    future: Future[PoolReply]
+
+
+class CompilePool:
+    """Runs jobs on a fixed number of worker processes, first come, first served."""
+
+    def __init__(self, options: CompilePoolOptions) -> None:
+        """A worker process starts with the first job that falls to it."""
+        self._options = options
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._running: dict[Future[Any], _Worker] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"compile-{index}", daemon=True)
+            for index in range(options.processes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, *arguments: Any) -> Future[PoolReply]:
+        """Queue one call of the function. The future raises EngineError when no compile can work on this machine."""
+        future: Future[PoolReply] = Future()
+        if self._closed:
+            raise EngineError("the compile pool is closed")
+        self._jobs.put(_Job(arguments, future))
+        return future
+
+    def drop(self, futures: Iterable[Future[Any]]) -> None:
+        """Take queued jobs back and kill the workers of running ones; those futures still get a "died" reply."""
+        for future in futures:
+            if future.cancel():
+                continue
+            with self._lock:
+                if (worker := self._running.get(future)) is not None:
+                    worker.kill()
+
+    def close(self) -> None:
+        """Kill all workers and end the pool. Queued jobs are cancelled."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for _ in self._threads:
+            self._jobs.put(None)
+        self.drop(running)
+        for thread in self._threads:
+            thread.join()
+
+    # ------------------------------------------------------------------ one thread for each worker
+
+    def _serve(self) -> None:
+        worker: _Worker | None = None
+        try:
+            while (job := self._jobs.get()) is not None:
+                if self._closed:
+                    job.future.cancel()
+                elif job.future.set_running_or_notify_cancel():
+                    worker = self._run(worker, job)
+        finally:
+            if worker is not None:
+                worker.end()
+
+    def _run(self, worker: _Worker | None, job: _Job) -> _Worker | None:
+        """Run one job; returns the worker for the next one, or None when a fresh one is needed."""
+        try:
+            worker = worker or _Worker(self._options)
+            with self._lock:
+                self._running[job.future] = worker
+                if self._closed:
+                    worker.kill()
+            reply = worker.run(job.arguments)
+        except EngineError as error:
+            job.future.set_exception(error)
+            healthy = False
+        else:
+            healthy = reply.kind in ("value", "failed")
+            job.future.set_result(reply)
+        finally:
+            with self._lock:
+                self._running.pop(job.future, None)
+        if healthy:
+            return worker
+        if worker is not None:
+            worker.end()
+        return None
+
+
+class _Worker:
+    """One child process."""
+
+    def __init__(self, options: CompilePoolOptions) -> None:
+        self._options = options
+        self._ready = False
+        self._ended = False
+        self._kill_lock = threading.Lock()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
+        self._pipe, theirs = Pipe()
+        lifeline, self._lifeline = os.pipe()  # inherited by nobody but the child, which holds the reading end
+        try:
+            self._process = subprocess.Popen(
+                (*_WORKER, str(theirs.fileno()), str(lifeline), options.function),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(), lifeline),
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            )
+        finally:
+            theirs.close()
+            os.close(lifeline)
+
+    def run(self, arguments: tuple[Any, ...]) -> PoolReply:
+        """Run one job to its end or to its time limit. Raises EngineError when no compile can work."""
+        self._wait_until_ready()
+        self._output.seek(0)
+        self._output.truncate()
+        started_s = time.monotonic()
+        try:
+            self._pipe.send(arguments)
+            if not self._pipe.poll(self._options.limit_s):
+                self.kill()
+                reason = f"compiling took longer than {self._options.limit_s:g} s and was killed{self._after_tail()}"
+                return PoolReply(kind="late", reason=reason)
+            kind, value = self._pipe.recv()
+        except (EOFError, OSError):
+            after_s = time.monotonic() - started_s
+            self._let_die()
+            self.kill()
+            return PoolReply(
+                kind="died", reason=f"the compiler died after {after_s:.1f} s ({self._status()}){self._after_tail()}"
+            )
+        self._kill_descendants()  # what a finished compile left behind
+        if kind == BROKEN:
+            raise EngineError(str(value))
+        if kind == FAILED:
+            text, tail = value
+            return PoolReply(kind="failed", reason=f"{text}\n{tail}".strip())
+        return PoolReply(kind="value", value=value)
+
+    def _wait_until_ready(self) -> None:
+        if self._ready:
+            return
+        try:
+            self._ready = self._pipe.poll(self._options.start_s) and self._pipe.recv()[0] == READY
+            problem = f"was not ready after {self._options.start_s:g} s"
+        except (EOFError, OSError):
+            problem = "ended while starting"
+            self._let_die()
+        if not self._ready:
+            self.kill()
+            raise EngineError(
+                f"a compile worker for {self._options.function} {problem} ({self._status()}){self._after_tail()}"
+            )
+
+    def kill(self) -> None:
+        """Kill the process, its process group, and descendants that left the group."""
+        with self._kill_lock:
+            # A process that was waited for is no longer ours to kill: its number may belong to another one by now. So
+            # the group is always killed before its leader is waited for.
+            if self._ended or self._process.returncode is not None:
+                return
+            self._kill_descendants()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _let_die(self) -> None:
+        """The pipe closes before the process has its exit status: wait a little for it, without taking it."""
+        deadline_s = time.monotonic() + _DYING_S
+        while time.monotonic() < deadline_s:
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Kill it and free what it held."""
+        self.kill()
+        with self._kill_lock:
+            self._ended = True
+        self._process.wait()
+        self._pipe.close()
+        os.close(self._lifeline)
+        self._output.close()
+
+    def _kill_descendants(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+    def _status(self) -> str:
+        try:
+            status = self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            return "its pipe closed"
+        return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+    def _after_tail(self) -> str:
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _TAIL_BYTES))
+        tail = self._output.read().decode(errors="replace").strip()
+        return f": {tail}" if tail else ""

@@ -1,0 +1,327 @@
+"""Invented devices: every config has a time, some have a fault, and nothing takes longer than it is told to.
+
+The cost of a config is what the performance model predicts, times a factor drawn from its key: a landscape with the
+shape of the real ones and with surprises in it. Samples carry noise drawn from (config, round), so a run repeats bit
+for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from math import cos, log, pi, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.artifacts import ArtifactError, ArtifactStore
+from kernels.compile import CompiledKernel
+from search_space.model import predict
+from tuner.engine.base import (
+    CertifyJob,
+    CertifyReply,
+    CompileJob,
+    CompileReply,
+    DeviceFacts,
+    EngineError,
+    EvaluateJob,
+    EvaluateReply,
+    FinalJob,
+    FinalReply,
+    WorkerLost,
+)
+from tuner.engine.faults import COMPILE_FAULTS, OUTCOME_OF, Fault, FaultKind, FaultPlan, uniform
+from tuner.records import Check, Environment, Evidence, Measurement, Outcome, Ratio, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kernels.config import GemmConfig
+    from kernels.devices import DeviceProfile
+    from kernels.problem import GemmProblem
+    from search_space.request import MeasureProtocol
+
+FAKE_TOOLCHAIN = "fake 1.0"
+STOP_EARLY_AT = 1.5  # a candidate slower than the incumbent by this factor is stopped
+VERIFIED = (Evidence.MEASURED, Evidence.NUMERIC)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakeTimes:
+    """How long things take.
+
+    compile_s: a compile, before scaling
+    evaluate_s: an evaluation, before scaling
+    final_s: a final, before scaling
+    scale: factor on all of them; 0 finishes every job before its call returns
+    compile_workers: compiles at a time
+    gpus: evaluations at a time
+    """
+
+    compile_s: float = 2.0
+    evaluate_s: float = 0.8
+    final_s: float = 3.0
+    scale: float = 0.0
+    compile_workers: int = 2
+    gpus: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakeOptions:
+    """What the invented device is like.
+
+    ruggedness: spread of the factor between a config's time and the model's prediction
+    noise: relative standard deviation of a sample
+    live: whether it can run kernels; without, it only compiles
+    faults: who misbehaves
+    times: how long things take
+    """
+
+    ruggedness: float = 0.15
+    noise: float = 0.002
+    live: bool = True
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    times: FakeTimes = field(default_factory=FakeTimes)
+
+
+class FakeEngine:
+    """An engine on an invented device. See `tuner.engine.base.Engine`."""
+
+    def __init__(
+        self, profile: DeviceProfile, *, options: FakeOptions | None = None, artifacts: ArtifactStore | None = None
+    ) -> None:
+        """`artifacts` takes the modules; without a store they are not kept."""
+        self._options = options or FakeOptions()
+        self._artifacts = artifacts
+        self._killed: dict[tuple[str, str], int] = {}
+        self._closing = threading.Event()
+        times = self._options.times
+        self._compilers = ThreadPoolExecutor(times.compile_workers, "fake-compile") if times.scale else None
+        self._gpus = ThreadPoolExecutor(times.gpus, "fake-gpu") if times.scale else None
+        self._device = fake_device(profile, live=self._options.live)
+
+    @property
+    def device(self) -> DeviceFacts:
+        """See Engine."""
+        return self._device
+
+    def compile(self, job: CompileJob) -> Future[CompileReply]:
+        """See Engine."""
+        times = self._options.times
+        return self._submit(self._compilers, times.compile_s * times.scale, lambda: self._compile(job))
+
+    def evaluate(self, job: EvaluateJob) -> Future[EvaluateReply]:
+        """See Engine."""
+        times = self._options.times
+        return self._submit(self._gpus, times.evaluate_s * times.scale, lambda: self._evaluate(job))
+
+    def final(self, job: FinalJob) -> Future[FinalReply]:
+        """See Engine."""
+        times = self._options.times
+        return self._submit(self._gpus, times.final_s * times.scale, lambda: self._final(job))
+
+    def certify(self, job: CertifyJob) -> Future[CertifyReply]:
+        """See Engine."""
+        times = self._options.times
+        return self._submit(self._gpus, times.final_s * times.scale, lambda: self._certify(job))
+
+    def module_path(self, sha256: str) -> Path:
+        """See Engine."""
+        return self._artifacts.path(sha256) if self._artifacts else Path("not-kept") / sha256
+
+    def drop(self, futures: Iterable[Future[Any]]) -> None:
+        """See Engine."""
+        for future in futures:
+            future.cancel()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._closing.set()
+        for pool in (self._compilers, self._gpus):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+
+    # ------------------------------------------------------------------ jobs
+
+    def _submit[Reply](
+        self, pool: ThreadPoolExecutor | None, delay_s: float, work: Callable[[], Reply]
+    ) -> Future[Reply]:
+        if pool is not None:
+            return pool.submit(self._delayed, delay_s, work)
+        future: Future[Reply] = Future()
+        try:
+            future.set_result(work())
+        except (WorkerLost, EngineError) as error:
+            future.set_exception(error)
+        return future
+
+    def _delayed[Reply](self, delay_s: float, work: Callable[[], Reply]) -> Reply:
+        self._closing.wait(delay_s)
+        return work()
+
+    def _compile(self, job: CompileJob) -> CompileReply:
+        fault = self._fault(job.config, "compile")
+        if fault is not None and fault.kind is FaultKind.DISK_FULL:
+            raise EngineError("cannot store the module: no space left on device; free some and resume the study")
+        kernel = fake_kernel(job, spill_bytes=4672 if fault and fault.kind is FaultKind.SPILLS else 0)
+        if fault is not None and fault.kind in COMPILE_FAULTS:
+            spilled = fault.kind is FaultKind.SPILLS
+            reason = self._reason(fault, job.problem, job.config)
+            return CompileReply(kernel=kernel if spilled else None, outcome=OUTCOME_OF[fault.kind], reason=reason)
+        if self._artifacts is not None:
+            try:
+                self._artifacts.put(kernel.module)
+            except ArtifactError as error:
+                raise EngineError(str(error)) from error
+        return CompileReply(kernel=kernel)
+
+    def _evaluate(self, job: EvaluateJob) -> EvaluateReply:
+        fault = self._fault(job.config, "load", "first_launch", "verify", "measure")
+        times = self._options.times
+        if fault is not None and fault.kind in OUTCOME_OF and fault.kind not in COMPILE_FAULTS:
+            reason = self._reason(fault, job.problem, job.config)
+            return EvaluateReply(outcome=OUTCOME_OF[fault.kind], reason=reason, gpu_s=times.evaluate_s)
+        measurement = self._measure(job.problem, job.config, job.protocol, "trial")
+        median_us = measurement.median_us()
+        error = 1e-3 * uniform("error", job.config.key)
+        if job.incumbent_us is not None and median_us > STOP_EARLY_AT * job.incumbent_us:
+            return EvaluateReply(
+                outcome=Outcome.STOPPED_EARLY,
+                reason=f"{median_us:.2f} us cannot reach the best so far, {job.incumbent_us:.2f} us",
+                measurement=replace(
+                    measurement,
+                    samples_us=measurement.samples_us[:3],
+                    baselines_us={name: samples[:3] for name, samples in measurement.baselines_us.items()},
+                ),
+                evidence=VERIFIED,
+                gpu_s=times.evaluate_s / 2,
+                max_rel_error=error,
+            )
+        return EvaluateReply(
+            outcome=Outcome.MEASURED,
+            measurement=measurement,
+            evidence=VERIFIED,
+            gpu_s=times.evaluate_s,
+            max_rel_error=error,
+        )
+
+    def _final(self, job: FinalJob) -> FinalReply:
+        assert self._device.environment is not None
+        for candidate in job.candidates:
+            self._fault(candidate.config, "final")
+        measurements = {
+            candidate.source_hash: self._measure(job.problem, candidate.config, job.protocol, "final")
+            for candidate in job.candidates
+        }
+        first = job.candidates[0]
+        twin = self._measure(job.problem, first.config, job.protocol, "final-twin")
+        return FinalReply(
+            measurements=measurements,
+            aa_ratio=Ratio.of_pairs(twin.samples_us, measurements[first.source_hash].samples_us),
+            environment=self._device.environment,
+            gpu_s=self._options.times.final_s,
+        )
+
+    def _certify(self, job: CertifyJob) -> CertifyReply:
+        fault = self._fault(job.config, "certify")
+        structure = Check(name="structure", verdict=Verdict.CLEAN)
+        if fault is not None and fault.kind is FaultKind.RACES_WHEN_STRESSED:
+            reason = self._reason(fault, job.problem, job.config)
+            return CertifyReply(checks=(structure, Check(name="stress", verdict=Verdict.FAILED, detail=reason)))
+        clean = (Check(name=name, verdict=Verdict.CLEAN) for name in ("stress", "memcheck"))
+        return CertifyReply(checks=(structure, *clean))
+
+    # ------------------------------------------------------------------ inventions
+
+    def cost_us(self, problem: GemmProblem, config: GemmConfig) -> float:
+        """The true time of a config in us: what its samples scatter around."""
+        factor = 1 + self._options.ruggedness * uniform("cost", problem.key, _source_text(problem, config))
+        return predict(problem, config, self._device.profile).time_us * factor
+
+    def _measure(self, problem: GemmProblem, config: GemmConfig, protocol: MeasureProtocol, phase: str) -> Measurement:
+        assert self._device.environment is not None
+        cost_us = self.cost_us(problem, config)
+        vendor_us = problem.min_bytes / self._device.profile.bandwidth_bytes_per_s * 1e6 + (
+            problem.flops / self._device.profile.peak_flops * 1.3e6
+        )
+
+        def samples(name: str, around_us: float) -> tuple[float, ...]:
+            seeds = (f"{phase}:{name}:{config.key}:{problem.key}:{index}" for index in range(protocol.rounds))
+            return tuple(around_us * (1 + self._options.noise * _gauss(seed)) for seed in seeds)
+
+        return Measurement(
+            samples_us=samples("ours", cost_us),
+            baselines_us={"torch": samples("torch", vendor_us * 1.02), "cublaslt_best": samples("lt", vendor_us)},
+            protocol=protocol,
+            environment=self._device.environment,
+        )
+
+    def _fault(self, config: GemmConfig, *phases: str) -> Fault | None:
+        """The fault of a config, if any. Raises WorkerLost when its child is to be killed in one of the phases."""
+        fault = self._options.faults.of(config.key)
+        if fault is None or fault.kind is not FaultKind.CHILD_KILLED:
+            return fault
+        if fault.phase in phases:
+            seen = self._killed.get((config.key, fault.phase), 0)
+            if seen < fault.times:
+                self._killed[config.key, fault.phase] = seen + 1
+                raise WorkerLost(f"the child of {self._device.name} was killed (SIGKILL) in phase {fault.phase}")
+        return None
+
+    def _reason(self, fault: Fault, problem: GemmProblem, config: GemmConfig) -> str:
+        at = f", launch {fault.launch}" if fault.kind in (FaultKind.FAULTS, FaultKind.WRONG_RARELY) else ""
+        where = "" if fault.kind in COMPILE_FAULTS else f" on {self._device.name} ({self._device.uuid})"
+        return f"{fault.kind}{at}: {config.key} for {problem}{where}"
+
+
+def fake_device(profile: DeviceProfile, *, live: bool = True) -> DeviceFacts:
+    """An invented device with the limits and rates of a profile."""
+    name = f"Fake {profile.name.removeprefix('NVIDIA ')}"
+    uuid = f"GPU-{hashlib.sha256(name.encode()).hexdigest()[:32]}" if live else ""
+    environment = Environment(
+        gpu_name=name,
+        gpu_uuid=uuid,
+        arch=profile.arch.name,
+        sm_count=profile.sm_count,
+        driver="1.0",
+        cuda="13.0",
+        toolchain=FAKE_TOOLCHAIN,
+        max_sm_clock_mhz=profile.clock_mhz,
+    )
+    return DeviceFacts(
+        name=name, uuid=uuid, profile=replace(profile, name=name), environment=environment if live else None
+    )
+
+
+def fake_kernel(job: CompileJob, *, spill_bytes: int = 0) -> CompiledKernel:
+    """A module that nothing can load, with the hashes and facts of one."""
+    text = f"{_source_text(job.problem, job.config)}:{job.sm_count}"
+    module = b"not a module\n" + text.encode()
+    return CompiledKernel(
+        module=module,
+        sha256=hashlib.sha256(module).hexdigest(),
+        source_hash=hashlib.sha256(text.encode()).hexdigest(),
+        arch=job.config.arch.name,
+        sm_count=job.sm_count,
+        registers=168,
+        spill_bytes=spill_bytes,
+        stack_bytes=0,
+        warnings=(),
+        trace_s=0.4,
+        lower_s=0.2,
+        cubin_s=1.2,
+        link_s=0.2,
+        toolchain=FAKE_TOOLCHAIN,
+    )
+
+
+def _source_text(problem: GemmProblem, config: GemmConfig) -> str:
+    """What the source depends on: a group larger than the tiles there are walks them like one that just holds them."""
+    tiles = config.cluster_tiles(problem)[1 if config.along_n else 0]
+    return f"{problem.key}:{replace(config, l2_group_size=min(config.l2_group_size, tiles)).key}"
+
+
+def _gauss(seed: str) -> float:
+    """A standard normal number from a seed (Box-Muller)."""
+    return sqrt(-2 * log(1 - uniform(seed, "r"))) * cos(2 * pi * uniform(seed, "s"))

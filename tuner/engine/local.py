@@ -1,0 +1,293 @@
+"""The engine of this machine: a pool of compile processes, one child process for each GPU, modules in the artifact
+store.
+
+`LocalMachine` holds the processes; `LocalEngine` is its face for one kind of device. Engines of one machine share them.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kernels.artifacts import ArtifactError, ArtifactStore
+from kernels.errors import ToolchainError
+from kernels.toolchain import Toolchain, find_toolchain
+from tuner.engine.base import (
+    CertifyJob,
+    CertifyReply,
+    CompileJob,
+    CompileReply,
+    DeviceFacts,
+    EngineError,
+    EvaluateJob,
+    EvaluateReply,
+    FinalJob,
+    FinalReply,
+    WorkerLost,
+)
+from tuner.engine.certify import certify
+from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
+from tuner.gpu.memcheck import memcheck
+from tuner.records import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from kernels.compile import CompiledKernel
+    from kernels.devices import DeviceProfile
+    from tuner.gpu.jobs import StressJob, StressReply
+
+_OUTCOME_OF_REPLY = {
+    "failed": Outcome.COMPILE_FAILED,
+    "died": Outcome.COMPILE_FAILED,
+    "late": Outcome.TIMED_OUT,
+}
+
+
+class Child(Protocol):
+    """The parent's side of one GPU child process, as `tuner.gpu.host.GpuChild`. Calls take turns."""
+
+    def evaluate(self, job: EvaluateJob) -> EvaluateReply:
+        """Verify and time a module; raises WorkerLost, never for a candidate's fault."""
+
+    def final(self, job: FinalJob) -> FinalReply:
+        """Time finalists; raises WorkerLost, never for a candidate's fault."""
+
+    def stress(self, job: StressJob) -> StressReply:
+        """Verify stress builds; raises WorkerLost, never for a build's fault."""
+
+    def close(self) -> None:
+        """End the process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalOptions:
+    """How the machine is used.
+
+    compile: the compile pool
+    gpus: use the GPUs that are here; without, the machine only compiles
+    """
+
+    compile: CompilePoolOptions = field(default_factory=CompilePoolOptions)
+    gpus: bool = True
+
+
+class LocalMachine:
+    """The processes of this machine. Close it to end them."""
+
+    def __init__(
+        self,
+        options: LocalOptions,
+        artifacts: ArtifactStore,
+        *,
+        list_gpus: Callable[[], Sequence[DeviceFacts]] | None = None,
+        start_child: Callable[[int], Child] | None = None,
+    ) -> None:
+        """`list_gpus` and `start_child` (index of a GPU -> its child) are given by tests; default: the real ones."""
+        self.artifacts = artifacts
+        self.pool = CompilePool(options.compile)
+        self._start_child = start_child or _start_gpu_child
+        self.gpus: tuple[DeviceFacts, ...] = ()
+        if options.gpus:
+            self.gpus = tuple((list_gpus or _list_gpus)())
+        self._engines: dict[str, LocalEngine] = {}
+
+    def engine(self, profile: DeviceProfile, *, live: bool) -> LocalEngine:
+        """The engine for GPUs of this name, or, not live, for compiling against a data sheet."""
+        key = f"{profile.name}:{live}"
+        if key not in self._engines:
+            indices = [index for index, gpu in enumerate(self.gpus) if live and gpu.name == profile.name]
+            facts = self.gpus[indices[0]] if indices else sheet_facts(profile)
+            self._engines[key] = LocalEngine(facts, self, indices, self._start_child)
+        return self._engines[key]
+
+    def close(self) -> None:
+        """End every process."""
+        for engine in self._engines.values():
+            engine.close()
+        self.pool.close()
+
+
+class LocalEngine:
+    """See `tuner.engine.base.Engine`. The GPUs behind it are of one kind; each evaluates one candidate at a time."""
+
+    def __init__(
+        self, facts: DeviceFacts, machine: LocalMachine, gpu_indices: Sequence[int], start_child: Callable[[int], Child]
+    ) -> None:
+        self._facts = facts
+        self._machine = machine
+        self._gpus = [_Gpu(index, start_child) for index in gpu_indices]
+        self._idle: SimpleQueue[_Gpu] = SimpleQueue()
+        for gpu in self._gpus:
+            self._idle.put(gpu)
+        self._threads = ThreadPoolExecutor(len(self._gpus), "gpu") if self._gpus else None
+
+    @property
+    def device(self) -> DeviceFacts:
+        """See Engine."""
+        return self._facts
+
+    def compile(self, job: CompileJob) -> Future[CompileReply]:
+        """See Engine."""
+        inner = self._machine.pool.submit(job.problem, job.config, job.sm_count)
+        outer: _Linked[CompileReply] = _Linked(inner)
+        inner.add_done_callback(lambda done: self._built(job, done, outer))
+        return outer
+
+    def evaluate(self, job: EvaluateJob) -> Future[EvaluateReply]:
+        """See Engine."""
+        return self._on_gpu(lambda child: child.evaluate(job))
+
+    def final(self, job: FinalJob) -> Future[FinalReply]:
+        """See Engine."""
+        return self._on_gpu(lambda child: child.final(job))
+
+    def certify(self, job: CertifyJob) -> Future[CertifyReply]:
+        """See Engine. The GPU waits while the builds compile; that is seconds, once a study."""
+        pool, environment = self._machine.pool, self._facts.uuid
+        check_memory = partial(memcheck, device=environment)
+        return self._on_gpu(lambda child: certify(child, pool, job, memcheck=check_memory))
+
+    def module_path(self, sha256: str) -> Path:
+        """See Engine."""
+        return self._machine.artifacts.path(sha256)
+
+    def drop(self, futures: Iterable[Future[Any]]) -> None:
+        """See Engine. A GPU child that is in the middle of a dropped job is ended; the next job starts a fresh one."""
+        for future in futures:
+            if isinstance(future, _Linked):
+                future.dropped = True
+                self._machine.pool.drop([future.inner])
+            elif not future.cancel():
+                for gpu in self._gpus:
+                    gpu.drop(future)
+
+    def close(self) -> None:
+        """End the GPU children. The compile pool is the machine's."""
+        for gpu in self._gpus:
+            gpu.close()
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _on_gpu[Reply](self, work: Callable[[Child], Reply]) -> Future[Reply]:
+        if self._threads is None:
+            raise EngineError(f"no GPU of kind {self._facts.name} here: only compiling is possible")
+        future: Future[Reply]
+        assigned = threading.Event()
+
+        def run() -> Reply:
+            assigned.wait()
+            gpu = self._idle.get()
+            try:
+                return gpu.run(future, work)
+            finally:
+                self._idle.put(gpu)
+
+        future = self._threads.submit(run)
+        assigned.set()
+        return future
+
+    def _built(self, job: CompileJob, done: Future[PoolReply], outer: _Linked[CompileReply]) -> None:
+        """Turn a reply of the pool into one of the engine; runs in the pool's thread, so storing is off the loop."""
+        if done.cancelled() or outer.dropped:
+            outer.cancel()
+            return
+        try:
+            outer.set_result(self._reply(job, done.result()))
+        except (EngineError, WorkerLost) as error:
+            outer.set_exception(error)
+        except ArtifactError as error:
+            outer.set_exception(EngineError(f"{error}; free some space or fix the folder, then resume the study"))
+
+    def _reply(self, job: CompileJob, reply: PoolReply) -> CompileReply:
+        what = f"{job.config.key} for {job.problem} on {job.sm_count} SMs"
+        if reply.kind != "value":
+            return CompileReply(kernel=None, outcome=_OUTCOME_OF_REPLY[reply.kind], reason=f"{reply.reason} ({what})")
+        kernel: CompiledKernel = reply.value
+        if kernel.spill_bytes:
+            reason = f"spills {kernel.spill_bytes} B at {kernel.registers} registers a thread ({what})"
+            return CompileReply(kernel=kernel, outcome=Outcome.SPILLED, reason=reason)
+        self._machine.artifacts.put(kernel.module)
+        return CompileReply(kernel=kernel)
+
+
+class _Linked[Reply](Future[Reply]):
+    """A future that is finished from another one."""
+
+    def __init__(self, inner: Future[Any]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.dropped = False
+
+
+class _Gpu:
+    """One GPU and its child, which is started when first needed."""
+
+    def __init__(self, index: int, start_child: Callable[[int], Child]) -> None:
+        self._index = index
+        self._start_child = start_child
+        self._child: Child | None = None
+        self._future: Future[Any] | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def run[Reply](self, future: Future[Reply], work: Callable[[Child], Reply]) -> Reply:
+        """Run a job on the child. Raises WorkerLost."""
+        with self._lock:
+            if self._closed:
+                raise WorkerLost("the engine is closed")
+            self._child = child = self._child or self._start_child(self._index)
+            self._future = future
+        try:
+            return work(child)
+        finally:
+            with self._lock:
+                self._future = None
+
+    def drop(self, future: Future[Any]) -> None:
+        """End the child if it is at work on this job."""
+        with self._lock:
+            child = self._child if self._future is future else None
+            if child is not None:
+                self._child = None
+        if child is not None:
+            child.close()
+
+    def close(self) -> None:
+        """End the child."""
+        with self._lock:
+            self._closed = True
+            child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+
+def sheet_facts(profile: DeviceProfile) -> DeviceFacts:
+    """A device that nobody has here: its data sheet is all there is."""
+    return DeviceFacts(name=profile.name, uuid="", profile=profile, environment=None)
+
+
+def toolchain() -> Toolchain:
+    """The compilers of this machine. Raises EngineError when there are none."""
+    try:
+        return find_toolchain()
+    except ToolchainError as error:
+        raise EngineError(str(error)) from error
+
+
+def _list_gpus() -> Sequence[DeviceFacts]:
+    from tuner.gpu.inventory import list_gpus
+
+    return list_gpus()
+
+
+def _start_gpu_child(index: int) -> Child:
+    from tuner.gpu.host import GpuChild
+
+    compilers = toolchain()
+    return GpuChild(index, toolchain=compilers.name, cuda=compilers.nvcc_version)

@@ -1,0 +1,106 @@
+"""Which engine serves a request: those of this machine, or invented ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from kernels.artifacts import ArtifactStore
+from kernels.devices import PROFILES
+from search_space.request import Mode, TuneRequest
+from tuner.engine.base import DeviceFacts, Engine, NoDevice
+from tuner.engine.compile_pool import CompilePoolOptions
+from tuner.engine.fake import FAKE_TOOLCHAIN, FakeEngine, FakeOptions, FakeTimes, fake_device
+from tuner.engine.local import LocalMachine, LocalOptions, toolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.settings import Settings
+
+
+class Engines(Protocol):
+    """Engines by request. Thread-safe."""
+
+    def engine_for(self, request: TuneRequest) -> Engine:
+        """The engine that serves a request. Raises NoDevice when none can, EngineError when nothing works here."""
+
+    def toolchain(self) -> str:
+        """The compilers in one line. Raises EngineError when there are none."""
+
+    def devices(self) -> Sequence[DeviceFacts]:
+        """The live devices."""
+
+    def close(self) -> None:
+        """End all engines."""
+
+
+class LocalEngines:
+    """The CPUs and GPUs of this machine."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Looks for GPUs; starts nothing yet."""
+        options = LocalOptions(
+            compile=CompilePoolOptions(processes=settings.compile_processes, limit_s=settings.compile_limit_s)
+        )
+        self._machine = LocalMachine(options, ArtifactStore(settings.artifacts_dir))
+
+    def engine_for(self, request: TuneRequest) -> Engine:
+        """See Engines."""
+        if request.mode is Mode.MODEL:
+            return self._machine.engine(request.profile, live=False)
+        for gpu in self._machine.gpus:
+            if gpu.profile.arch.name == request.arch and request.device in (None, gpu.name):
+                return self._machine.engine(gpu.profile, live=True)
+        here = ", ".join(sorted({gpu.name for gpu in self._machine.gpus})) or "none"
+        raise NoDevice(
+            f"no {request.device or request.arch} GPU on this machine (GPUs here: {here}): "
+            "ask for mode 'model', or tune on a machine that has one"
+        )
+
+    def toolchain(self) -> str:
+        """See Engines."""
+        return toolchain().name
+
+    def devices(self) -> Sequence[DeviceFacts]:
+        """See Engines."""
+        return self._machine.gpus
+
+    def close(self) -> None:
+        """See Engines."""
+        self._machine.close()
+
+
+class FakeEngines:
+    """Invented devices, one for each profile, for tests and load generators."""
+
+    def __init__(self, settings: Settings, options: FakeOptions | None = None) -> None:
+        """`options` decide about noise and faults; times are scaled by the settings."""
+        self._options = options or FakeOptions(
+            times=FakeTimes(scale=settings.fake_scale, compile_workers=settings.compile_processes)
+        )
+        artifacts = ArtifactStore(settings.artifacts_dir)
+        self._engines = {
+            profile.name: FakeEngine(profile, options=self._options, artifacts=artifacts) for profile in PROFILES
+        }
+
+    def engine_for(self, request: TuneRequest) -> Engine:
+        """See Engines."""
+        return self._engines[request.profile.name]
+
+    def toolchain(self) -> str:
+        """See Engines."""
+        return FAKE_TOOLCHAIN
+
+    def devices(self) -> Sequence[DeviceFacts]:
+        """See Engines."""
+        return tuple(fake_device(profile) for profile in PROFILES)
+
+    def close(self) -> None:
+        """See Engines."""
+        for engine in self._engines.values():
+            engine.close()
+
+
+def engines_of(settings: Settings) -> Engines:
+    """The engines that the settings name."""
+    return FakeEngines(settings) if settings.engine == "fake" else LocalEngines(settings)

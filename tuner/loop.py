@@ -1,0 +1,375 @@
+"""One study from its first trial to its winner.
+
+The loop knows an engine, a recorder and a sampler; it knows neither processes, nor GPUs, nor a database.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from search_space.request import Mode, TuneRequest
+from search_space.starting import starting_configs
+from tuner.choosing import Choice, choose_measured, choose_modeled, finalists, why_none_worked
+from tuner.engine.base import (
+    CertifyJob,
+    CertifyReply,
+    Engine,
+    EngineError,
+    EvaluateJob,
+    FinalJob,
+    FinalReply,
+    NoDevice,
+    WorkerLost,
+)
+from tuner.progress import Progress, StudyResult, vendor_ratio
+from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
+from tuner.search.sampler import ConfigSampler
+from tuner.search.searched import SearchedSpace
+from tuner.search_phase import SearchLimits, SearchPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kernels.config import GemmConfig
+    from tuner.recorder import Recorder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopLimits:
+    """Limits that are no part of the request.
+
+    search: of the search
+    finalists: fastest candidates that are timed again
+    final_retries: times a final is repeated after its worker was lost
+    """
+
+    search: SearchLimits = field(default_factory=SearchLimits)
+    finalists: int = 5
+    final_retries: int = 2
+
+
+def tune_study(
+    request: TuneRequest,
+    engine: Engine,
+    recorder: Recorder,
+    *,
+    resume_from: Iterable[Trial] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    starting: Sequence[GemmConfig] | None = None,
+    space: SearchedSpace | None = None,
+    previous_winner: GemmConfig | None = None,
+    wall_before_s: float = 0.0,
+    limits: LoopLimits | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> StudyResult:
+    """Tune one problem on one device. Blocks until the study ends.
+
+    resume_from: trials that an earlier run of this study saved; they are not run again
+    should_stop: asked several times a second; True cancels; what it raises ends the study without an answer
+    starting: configs to try first; default: those of the search space
+    space: configs to search; default: every legal one
+    previous_winner: kept when it ties with the best
+    wall_before_s: seconds that earlier runs of this study used
+    Raises NoDevice when the request wants measurements and the engine has no live device.
+    """
+    if request.mode is Mode.MEASURE and not engine.device.is_live:
+        raise NoDevice(f"no GPU of kind {engine.device.name} here: ask for mode 'model', or tune where there is one")
+    run = _Run(
+        request=request,
+        engine=engine,
+        recorder=recorder,
+        on_progress=on_progress,
+        should_stop=should_stop or (lambda: False),
+        wall_before_s=wall_before_s,
+        limits=limits or LoopLimits(),
+        clock=clock,
+    )
+    if starting is None:
+        starting = starting_configs(request.problem, engine.device.profile)
+    space = space or SearchedSpace.of(request.problem, engine.device.profile)
+    return run.study(starting, space, tuple(resume_from), previous_winner)
+
+
+@dataclass(slots=True)
+class _Final:
+    """Times to choose by."""
+
+    measurements: dict[int, Measurement] = field(default_factory=dict)
+    aa_ratio: Ratio | None = None
+    paired: bool = False
+    reply: FinalReply | None = None
+    note: str = ""
+
+
+class _Run:
+    """State of one call of `tune_study`."""
+
+    def __init__(
+        self,
+        *,
+        request: TuneRequest,
+        engine: Engine,
+        recorder: Recorder,
+        on_progress: Callable[[Progress], None] | None,
+        should_stop: Callable[[], bool],
+        wall_before_s: float,
+        limits: LoopLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request, self._engine, self._recorder, self._limits = request, engine, recorder, limits
+        self._on_progress, self._should_stop, self._clock = on_progress, should_stop, clock
+        self._started_s = clock() - wall_before_s
+        self._cancelled = False
+        self._best: Trial | None = None
+        self._search: SearchPhase | None = None
+
+    def study(
+        self,
+        starting: Sequence[GemmConfig],
+        space: SearchedSpace,
+        stored: tuple[Trial, ...],
+        previous_winner: GemmConfig | None,
+    ) -> StudyResult:
+        """Search, settle the final, choose."""
+        request = self._request
+        sampler = ConfigSampler(request.sampler, space, seed=request.seed, in_flight=request.in_flight)
+        search = SearchPhase(
+            request,
+            self._engine,
+            self._recorder,
+            sampler,
+            starting=starting,
+            stored=stored,
+            limits=self._limits.search,
+            on_trial=self._report,
+        )
+        self._search = search
+        for trial in stored:
+            self._note_best(trial)
+        broken = ""
+        try:
+            complete = search.run(self._keep_going)
+        except EngineError as error:
+            complete, broken = False, str(error)
+        trials = tuple(search.trials[number] for number in sorted(search.trials))
+        return self._finish(trials, complete, broken, previous_winner)
+
+    def _finish(
+        self, trials: tuple[Trial, ...], complete: bool, broken: str, previous_winner: GemmConfig | None
+    ) -> StudyResult:
+        final, certificate = _Final(), CertifyReply(checks=())
+        if self._request.mode is Mode.MODEL:
+            choice = choose_modeled(trials)
+        else:
+            if not self._cancelled and not broken:
+                final = self._final(trials)
+            choice = self._choose(trials, final, previous_winner)
+            certificate, choice = self._certified(trials, final, choice, previous_winner)
+        state, reason = self._verdict(trials, choice, complete, broken)
+        reply = final.reply
+        return StudyResult(
+            state=state,
+            reason="; ".join(part for part in (reason, final.note) if part),
+            trials=trials,
+            winner=choice.winner if choice else None,
+            measurement=choice.measurement if choice else None,
+            tie_set=choice.tie_set if choice else (),
+            evidence=self._evidence(choice, certificate),
+            checks=certificate.checks,
+            aa_ratio=final.aa_ratio,
+            noise=choice.noise if choice else 0.0,
+            environment=reply.environment if reply else self._engine.device.environment,
+            wall_s=self._wall_s(),
+            finals=final.measurements if final.paired else {},
+        )
+
+    def _verdict(
+        self, trials: Sequence[Trial], choice: Choice | None, complete: bool, broken: str
+    ) -> tuple[State, str]:
+        if self._cancelled:
+            return (State.PARTIAL if choice else State.CANCELLED), "cancelled"
+        if choice is None:
+            return State.FAILED, broken or why_none_worked(trials)
+        if broken:
+            return State.PARTIAL, broken
+        if not complete:
+            wall_s = self._request.budget.wall_s
+            return State.PARTIAL, f"stopped after {wall_s:g} s, the wall budget"
+        return State.DONE, self._shortfall(trials)
+
+    def _shortfall(self, trials: Sequence[Trial]) -> str:
+        counted, asked = sum(trial.outcome.counts_against_budget for trial in trials), self._request.budget.trials
+        if counted >= asked:
+            return ""
+        return f"{counted} of {asked} trials: every config worth asking about was tried, or too many failed"
+
+    # ------------------------------------------------------------------ certificate
+
+    def _certified(
+        self, trials: Sequence[Trial], final: _Final, choice: Choice | None, previous_winner: GemmConfig | None
+    ) -> tuple[CertifyReply, Choice | None]:
+        """Check the winner; one that fails a check is out, and the next best is checked in its place."""
+        none = CertifyReply(checks=())
+        while choice is not None and final.paired and not self._cancelled:
+            winner = choice.winner
+            try:
+                reply = self._run_certify(winner)
+            except (EngineError, WorkerLost) as error:
+                final.note = "; ".join(filter(None, (final.note, f"not checked: {error}")))
+                return none, choice
+            if reply is None or reply.failure is None:
+                return reply or none, choice
+            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail}")
+            text = f"trial {winner.number} failed its {reply.failure.name} check: {reply.failure.detail}"
+            final.note = "; ".join(filter(None, (final.note, text)))
+            del final.measurements[winner.number]
+            choice = self._choose(trials, final, previous_winner)
+        return none, choice
+
+    def _run_certify(self, winner: Trial) -> CertifyReply | None:
+        """None when cancelled. Raises EngineError and WorkerLost."""
+        sm_count = self._engine.device.profile.sm_count
+        job = CertifyJob(
+            problem=self._request.problem, config=winner.config, sm_count=sm_count, seed=self._request.seed
+        )
+        future = self._engine.certify(job)
+        return future.result() if self._wait(future) else None
+
+    @staticmethod
+    def _evidence(choice: Choice | None, certificate: CertifyReply) -> tuple[Evidence, ...]:
+        if choice is None:
+            return ()
+        return (*choice.winner.evidence, *((Evidence.CHECKED,) if certificate.certified else ()))
+
+    # ------------------------------------------------------------------ final
+
+    def _choose(self, trials: Sequence[Trial], final: _Final, previous_winner: GemmConfig | None) -> Choice | None:
+        measurements = final.measurements
+        if not final.paired:  # no final was taken: choose by the times of the search
+            measurements = {trial.number: trial.measurement for trial in finalists(trials, 5) if trial.measurement}
+        return choose_measured(
+            trials,
+            measurements,
+            aa_ratio=final.aa_ratio,
+            paired=final.paired,
+            previous_key=previous_winner.key if previous_winner else None,
+        )
+
+    def _final(self, trials: Sequence[Trial]) -> _Final:
+        """Time the fastest again; when all of them fail this time, the next fastest."""
+        ranked = finalists(trials, len(trials))
+        notes: list[str] = []
+        while ranked:
+            batch, ranked = ranked[: self._limits.finalists], ranked[self._limits.finalists :]
+            try:
+                reply = self._run_final(batch)
+            except (EngineError, WorkerLost) as error:
+                return _Final(note="; ".join([*notes, f"no final: {error}"]))
+            if reply is None:
+                return _Final(note="no final: cancelled")
+            by_hash = {trial.source_hash: trial for trial in batch}
+            notes += [
+                f"trial {by_hash[source].number} failed in the final as {failure.outcome}: {failure.reason}"
+                for source, failure in reply.failures.items()
+            ]
+            measured = {
+                by_hash[source].number: measurement
+                for source, measurement in reply.measurements.items()
+                if source not in reply.failures
+            }
+            for number, measurement in measured.items():
+                self._recorder.save_final(number, measurement)
+            if measured:
+                return _Final(
+                    measurements=measured, aa_ratio=reply.aa_ratio, paired=True, reply=reply, note="; ".join(notes)
+                )
+        return _Final(paired=True, note="; ".join(notes))
+
+    def _run_final(self, batch: Sequence[Trial]) -> FinalReply | None:
+        """None when cancelled. Raises EngineError and WorkerLost."""
+        job = FinalJob(
+            problem=self._request.problem,
+            candidates=tuple(self._final_candidate(trial) for trial in batch),
+            protocol=self._request.protocol,
+            seed=self._request.seed,
+        )
+        for attempt in range(self._limits.final_retries + 1):
+            future = self._engine.final(job)
+            try:
+                if not self._wait(future):
+                    return None
+                return future.result()
+            except WorkerLost:
+                if attempt == self._limits.final_retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _final_candidate(self, trial: Trial) -> EvaluateJob:
+        return EvaluateJob(
+            problem=self._request.problem,
+            config=trial.config,
+            module_path=self._engine.module_path(trial.artifact_sha256),
+            module_sha256=trial.artifact_sha256,
+            source_hash=trial.source_hash,
+            protocol=self._request.protocol,
+            incumbent_us=None,
+            seed=self._request.seed,
+            phase="final",
+        )
+
+    def _wait(self, future: Future[Any]) -> bool:
+        """False when cancelled first. The wall budget does not cut a final short: it takes seconds and decides."""
+        try:
+            while not future.done():
+                if self._should_stop():
+                    self._cancelled = True
+                    return False
+                wait([future], timeout=self._limits.search.poll_s)
+            return True
+        finally:
+            if not future.done():
+                self._engine.drop([future])
+
+    # ------------------------------------------------------------------ clock and progress
+
+    def _keep_going(self) -> bool:
+        if self._should_stop():
+            self._cancelled = True
+        return not self._cancelled and self._wall_s() < self._request.budget.wall_s
+
+    def _wall_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def _note_best(self, trial: Trial) -> None:
+        time_us = trial.time_us
+        if time_us is None or trial.outcome is Outcome.STOPPED_EARLY:
+            return
+        if self._best is None or (best_us := self._best.time_us) is None or time_us < best_us:
+            self._best = trial
+
+    def _report(self, trial: Trial) -> None:
+        self._note_best(trial)
+        if self._on_progress is None or self._search is None:
+            return
+        best, budget, counted = self._best, self._request.budget, self._search.counted
+        wall_s = self._wall_s()
+        left_s = (budget.trials - counted) * wall_s / counted if counted else None
+        self._on_progress(
+            Progress(
+                phase="search",
+                trial=trial,
+                tried=len(self._search.trials),
+                counted=counted,
+                budget=budget.trials,
+                in_flight=self._search.in_flight,
+                best=best,
+                best_us=best.time_us if best else None,
+                ratio=vendor_ratio(best.measurement) if best else None,
+                wall_s=wall_s,
+                left_s=None if left_s is None else min(left_s, max(0.0, budget.wall_s - wall_s)),
+            )
+        )

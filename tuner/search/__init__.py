@@ -1,0 +1,1 @@
+"""Choosing which config to try next. The only package that imports Optuna."""

@@ -1,0 +1,169 @@
+"""Which config is trial n? A pure function of the study's seed, of n, and of the trials up to n - D.
+
+D is the number of trials in flight. A sampler that saw whatever had finished by the time it was asked would answer
+differently whenever a compile took longer; one rebuilt after a restart would continue another random stream (0 of 20
+suggestions equal with Optuna's TPE). So trial n gets a fresh sampler seeded from (seed, n), and a study that was told
+exactly the trials numbered <= n - D in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from math import log
+from typing import TYPE_CHECKING
+
+import optuna
+from optuna.samplers import TPESampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from tuner.search.knobs import KnobSpace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.config import GemmConfig
+    from tuner.search.searched import SearchedSpace
+
+_STUDY = "search"
+SAMPLERS = ("tpe", "random", "brute")
+MAX_ATTEMPTS = 8  # of drawing a config that was not asked before; then the seeded order decides
+REPAIR_DRAWS = 100  # half a millisecond
+STARTUP_TRIALS = 10  # timed trials before TPE models anything; starting configs are among them
+MAX_WITHOUT_TIME = 8  # trials in a row without a time, after which TPE has lost its way and a legal config is drawn
+
+
+class SamplerError(ValueError):
+    """No sampler of this name; the message lists those there are."""
+
+
+def seed_of(*parts: object) -> int:
+    """A 32-bit seed from anything printable: the same on every machine and in every run, which `hash()` is not."""
+    text = ":".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+class ConfigSampler:
+    """Asks for configs by number and is told times by number, in any order. Not thread-safe: the loop owns it."""
+
+    def __init__(self, kind: str, space: SearchedSpace, *, seed: int, in_flight: int) -> None:
+        """`in_flight` is D of the module's rule. Raises SamplerError for an unknown kind."""
+        if kind not in SAMPLERS:
+            raise SamplerError(f"unknown sampler {kind!r}: use one of {', '.join(SAMPLERS)}")
+        self._kind = kind
+        self._seed = seed
+        self._in_flight = in_flight
+        self._space = space
+        self._knobs = KnobSpace(space.arch, space.choices)
+        self._order: Iterator[GemmConfig] | None = None
+        self._storage, self._study = _quiet_study()
+        self._told = 0  # trials 0 .. told - 1 are in the study
+        self._timed = 0  # of them, those with a time
+        self._without_time = 0  # of them, those since the last one with a time
+        self._waiting: dict[int, tuple[GemmConfig, float | None]] = {}
+        self._asked: set[GemmConfig] = set()
+
+    def claim(self, config: GemmConfig) -> None:
+        """This config is asked without the sampler (a starting config, a stored trial): never suggest it."""
+        self._asked.add(config)
+
+    def tell(self, number: int, config: GemmConfig, time_us: float | None) -> None:
+        """The outcome of trial `number`: its time in us, or None when it has none and the sampler should keep away."""
+        self._waiting[number] = (config, time_us)
+
+    def ready(self, number: int) -> bool:
+        """Whether every trial that `ask(number)` must see has been told."""
+        return all(seen in self._waiting for seen in range(self._told, number - self._in_flight + 1))
+
+    def ask(self, number: int) -> GemmConfig | None:
+        """The config of trial `number`, new in this study, or None when every legal config was asked.
+
+        Numbers must be asked in rising order; raises RuntimeError when `ready(number)` does not hold.
+        """
+        self._feed(number)
+        config = self._draw(number)
+        if config is None:
+            config = self._next_in_order()
+        if config is not None:
+            self._asked.add(config)
+        return config
+
+    def _feed(self, number: int) -> None:
+        last = number - self._in_flight
+        if not self.ready(number) or self._told > max(last + 1, 0):
+            raise RuntimeError(f"trial {number} sees the trials up to {last}; told are those up to {self._told - 1}")
+        while self._told <= last:
+            config, time_us = self._waiting.pop(self._told)
+            self._told += 1
+            self._timed += time_us is not None
+            self._without_time = 0 if time_us is not None else self._without_time + 1
+            if self._kind == "tpe" and (frozen := self._frozen(config, time_us)) is not None:
+                self._study.add_trial(frozen)
+
+    def _frozen(self, config: GemmConfig, time_us: float | None) -> FrozenTrial | None:
+        params = self._knobs.params(config)
+        if params is None:
+            return None
+        # PRUNED, not FAIL: TPE ignores failed trials and asks for the same region again (110 of 150 suggestions were
+        # illegal on a toy space, against 31 with PRUNED).
+        state = TrialState.PRUNED if time_us is None else TrialState.COMPLETE
+        value = None if time_us is None else log(time_us)
+        return create_trial(state=state, value=value, params=params, distributions=self._knobs.distributions)
+
+    def _draw(self, number: int) -> GemmConfig | None:
+        if self._kind == "brute" or not self._space.configs:
+            return None
+        for attempt in range(MAX_ATTEMPTS):
+            seed = seed_of(self._seed, number, attempt)
+            config = self._suggest(seed)
+            if config in self._asked:
+                continue
+            if self._space.rejection(config) is None:
+                return config
+            if (repaired := self._repaired(config, seed)) is not None:
+                return repaired
+        return None
+
+    def _repaired(self, config: GemmConfig, seed: int) -> GemmConfig | None:
+        """A new config worth asking near a rejected one: one knob away, else the nearest of a random handful.
+
+        Only 5 % of the combinations of Hopper's choices are legal, and for a small M fewer than one in 5,000 is worth
+        asking. TPE models each knob for itself and proposed 2 to 3 rejected ones for each that was not, at 3 ms each.
+        """
+        rng = random.Random(seed)
+        for neighbour in self._space.neighbours(config, rng):
+            if neighbour not in self._asked and self._space.rejection(neighbour) is None:
+                return neighbour
+        drawn = (rng.choice(self._space.configs) for _ in range(REPAIR_DRAWS))
+        fresh = (draw for draw in drawn if draw not in self._asked)
+        return min(fresh, key=lambda draw: self._space.distance(config, draw), default=None)
+
+    def _suggest(self, seed: int) -> GemmConfig:
+        """Random: uniform over the configs worth asking. TPE: the same until it has something to model."""
+        if self._kind == "random" or self._timed < STARTUP_TRIALS or self._without_time >= MAX_WITHOUT_TIME:
+            return random.Random(seed).choice(self._space.configs)
+        # Through the sampler's public interface: `Study.ask` would leave a running trial behind for every suggestion.
+        # constant_liar looks at running trials, which the rule of this module forbids.
+        sampler = TPESampler(seed=seed, n_startup_trials=0, multivariate=True, constant_liar=False)
+        # A study object keeps the list of trials it saw first; `Study.ask` would renew it, a fresh object does too.
+        study = optuna.load_study(study_name=_STUDY, storage=self._storage, sampler=sampler)
+        trial = create_trial(state=TrialState.RUNNING)
+        # Every trial of this study has every knob, so there is no need to let the sampler work out which they share.
+        params = sampler.sample_relative(study, trial, self._knobs.open_distributions)
+        return self._knobs.config({**self._knobs.only_values, **params})
+
+    def _next_in_order(self) -> GemmConfig | None:
+        if self._order is None:
+            self._order = self._space.shuffled(random.Random(seed_of(self._seed, "order")))
+        return next((config for config in self._order if config not in self._asked), None)
+
+
+def _quiet_study() -> tuple[InMemoryStorage, optuna.Study]:
+    storage = InMemoryStorage()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created in memory" is news to nobody
+    try:
+        return storage, optuna.create_study(study_name=_STUDY, storage=storage, direction="minimize")
+    finally:
+        optuna.logging.set_verbosity(verbosity)

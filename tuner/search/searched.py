@@ -1,0 +1,94 @@
+"""The set of configs that a study searches: the choices of each knob, and the configs worth asking among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from search_space.askable import askable_configs
+from search_space.checks import rejection
+from search_space.space import choices
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kernels.config import GemmConfig
+    from kernels.devices import DeviceProfile
+    from kernels.problem import GemmProblem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchedSpace:
+    """What may be asked.
+
+    arch: name of the architecture
+    choices: values of each knob
+    configs: every config worth asking, in a fixed order; need not be a list
+    rejection: why a combination of choices is not among them, or None
+    """
+
+    arch: str
+    choices: Mapping[str, tuple[Any, ...]]
+    configs: Sequence[GemmConfig]
+    rejection: Callable[[GemmConfig], str | None]
+
+    @classmethod
+    def of(cls, problem: GemmProblem, profile: DeviceProfile) -> SearchedSpace:
+        """Everything worth asking for a problem on a device."""
+        return cls(
+            arch=profile.arch.name,
+            choices=choices(profile.arch),
+            configs=askable_configs(problem, profile),
+            rejection=lambda config: rejection(problem, config, profile),
+        )
+
+    @classmethod
+    def of_configs(cls, configs: Sequence[GemmConfig]) -> SearchedSpace:
+        """Exactly these configs, of one architecture. Raises ValueError for none."""
+        if not configs:
+            raise ValueError("a space needs at least one config")
+        knobs = {name: tuple(dict.fromkeys(getattr(c, name) for c in configs)) for name in type(configs[0]).knobs()}
+        keys = frozenset(config.key for config in configs)
+        return cls(
+            arch=configs[0].arch.name,
+            choices=knobs,
+            configs=tuple(configs),
+            rejection=lambda config: None if config.key in keys else "not one of the configs of this space",
+        )
+
+    def shuffled(self, rng: random.Random) -> Iterator[GemmConfig]:
+        """Every config once, in random order. Takes memory only for what was drawn: a space may hold millions."""
+        moved: dict[int, int] = {}  # Fisher-Yates on an array that is the identity where nothing is noted
+        for left in range(len(self.configs), 0, -1):
+            at = rng.randrange(left)
+            yield self.configs[moved.get(at, at)]
+            moved[at] = moved.pop(left - 1, left - 1)
+
+    def neighbours(self, config: GemmConfig, rng: random.Random) -> Iterator[GemmConfig]:
+        """Combinations that differ in one knob, the smallest steps first, knobs with equal steps in random order."""
+        steps: list[tuple[int, float, str, Any]] = []
+        for name, values in self.choices.items():
+            current = getattr(config, name)
+            if current not in values:
+                continue
+            here = values.index(current)
+            ordered = all(type(value) is int for value in values)
+            steps += [
+                (abs(there - here) if ordered else 1, rng.random(), name, value)
+                for there, value in enumerate(values)
+                if there != here
+            ]
+        for _, _, name, value in sorted(steps, key=lambda step: step[:2]):
+            yield replace(config, **{name: value})
+
+    def distance(self, one: GemmConfig, other: GemmConfig) -> float:
+        """How far two configs lie apart: a knob counts up to 1, by its steps where it is a number."""
+        total = 0.0
+        for name, values in self.choices.items():
+            left, right = getattr(one, name), getattr(other, name)
+            if left == right:
+                continue
+            ordered = type(left) is int and left in values and right in values
+            total += abs(values.index(left) - values.index(right)) / len(values) if ordered else 1.0
+        return total

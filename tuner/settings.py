@@ -1,0 +1,103 @@
+"""What the tuner process needs to know about its machine. Read once, at the door, and passed down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENGINES = ("local", "fake")
+
+# (name, default as people read it, help): documentation is generated from this.
+VARIABLES: tuple[tuple[str, str, str], ...] = (
+    ("GEMM_TUNER_HOME", "the user's data folder", "folder of the database, artifacts and exports"),
+    ("GEMM_TUNER_DATABASE_URL", "SQLite in GEMM_TUNER_HOME", "SQLAlchemy URL of another database"),
+    ("GEMM_TUNER_ENGINE", "local", "local, or fake for invented devices"),
+    ("GEMM_TUNER_COMPILE_PROCESSES", "the CPU cores, at most 16", "compiles at a time"),
+    ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
+    ("GEMM_TUNER_STUDIES", "1", "studies at a time"),
+    ("GEMM_TUNER_FAKE_SCALE", "0.01", "seconds of the fake engine for each second of a real one"),
+)
+
+
+def usable_cores() -> int:
+    """CPU cores of this process, at most 16."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
+class SettingsError(ValueError):
+    """A setting has a value that cannot be; the message names the variable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Where the tuner keeps its state, and how much of the machine it uses.
+
+    database_url: SQLAlchemy URL
+    artifacts_dir: compiled modules by content hash
+    exports_dir: bundles
+    engine: "local" or "fake"
+    compile_processes: compiles at a time
+    compile_limit_s: seconds after which a compile is killed
+    studies: studies at a time
+    fake_scale: seconds of the fake engine for each second of a real one
+    poll_s: seconds between two looks for work and for cancelled studies
+    heartbeat_s: seconds between two heartbeats of the devices
+    """
+
+    database_url: str
+    artifacts_dir: Path
+    exports_dir: Path
+    engine: str = "local"
+    compile_processes: int = field(default_factory=usable_cores)
+    compile_limit_s: float = 60.0
+    studies: int = 1
+    fake_scale: float = 0.01
+    poll_s: float = 0.25
+    heartbeat_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise SettingsError(f"engine {self.engine!r}: use one of {', '.join(ENGINES)}")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Raises SettingsError naming the variable that is wrong."""
+        environ = os.environ if environ is None else environ
+        home = _home(environ)
+        return cls(
+            database_url=environ.get("GEMM_TUNER_DATABASE_URL", "").strip() or f"sqlite:///{home / 'gemm-tuner.db'}",
+            artifacts_dir=home / "artifacts",
+            exports_dir=home / "exports",
+            engine=environ.get("GEMM_TUNER_ENGINE", "").strip() or "local",
+            compile_processes=int(_number(environ, "GEMM_TUNER_COMPILE_PROCESSES", usable_cores(), whole=True)),
+            compile_limit_s=_number(environ, "GEMM_TUNER_COMPILE_LIMIT_S", 60.0),
+            studies=int(_number(environ, "GEMM_TUNER_STUDIES", 1, whole=True)),
+            fake_scale=_number(environ, "GEMM_TUNER_FAKE_SCALE", 0.01, zero=True),
+        )
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    named = environ.get("GEMM_TUNER_HOME", "").strip()
+    if named:
+        return Path(named).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("gemm-tuner")
+
+
+def _number(environ: Mapping[str, str], name: str, default: float, *, whole: bool = False, zero: bool = False) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(int(text)) if whole else float(text)
+    except ValueError:
+        raise SettingsError(f"{name} = {text!r} is not {'an integer' if whole else 'a number'}") from None
+    if not (value > 0 or (zero and value == 0)):
+        raise SettingsError(f"{name} = {text}: must be {'at least 0' if zero else 'above 0'}")
+    return value
