@@ -14,7 +14,7 @@ class ArtifactError(RuntimeError):
 
 
 class ArtifactStore:
-    """One folder of artifacts, spread over 256 subfolders."""
+    """One folder of modules, spread over 256 subfolders."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -23,7 +23,7 @@ class ArtifactStore:
         """Where an artifact with this hash lies, existing or not. Raises ArtifactError for a malformed hash."""
         if re.fullmatch(r"[0-9a-f]{64}", sha256) is None:
             raise ArtifactError(f"{sha256!r} is not a sha256 in hexadecimal")
-        return self.root / sha256[:2] / sha256
+        return self.root / sha256[:2] / f"{sha256}.so"  # tvm_ffi chooses its loader by the suffix
 
     def put(self, data: bytes) -> str:
         """Store bytes and return their sha256. Raises ArtifactError when the disk refuses them (full, read-only)."""

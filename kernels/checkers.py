@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from kernels.errors import ToolchainError
 from kernels.problem import Dtype, GemmProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kernels.config import Sm100GemmConfig
 
@@ -129,11 +130,12 @@ def check(
     answers: dict[str, str] = {}
     findings: list[str] = []
     seconds: dict[str, float] = {}
-    for name, tool in (("sync", _synccheck), ("race", _racecheck), ("numsim", _numsim)):
-        started = time.perf_counter()
-        answers[name], found = _answer(tool, kernel, operands, workers)
-        seconds[name] = time.perf_counter() - started
-        findings += (f"{name}: {line}" for line in found)
+    with _steady_path():
+        for name, tool in (("sync", _synccheck), ("race", _racecheck), ("numsim", _numsim)):
+            started = time.perf_counter()
+            answers[name], found = _answer(tool, kernel, operands, workers)
+            seconds[name] = time.perf_counter() - started
+            findings += (f"{name}: {line}" for line in found)
     return CheckReport(
         config_key=config.key,
         problem=problem,
@@ -152,6 +154,22 @@ def versions() -> dict[str, str]:
     assert rustc is not None
     printed = subprocess.run([rustc, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
     return {name: importlib.metadata.version(name) for name in PACKAGES} | {"rustc": printed.strip()}
+
+
+@contextmanager
+def _steady_path() -> Iterator[None]:
+    """One PATH for every caller: the engine's cache is keyed on it, and a miss rebuilds the engine for minutes."""
+    cargo = _rust_tool("cargo")
+    assert cargo is not None
+    before = os.environ.get("PATH")
+    os.environ["PATH"] = os.pathsep.join((str(Path(cargo).parent), "/usr/local/bin", "/usr/bin", "/bin"))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = before
 
 
 _Answer = tuple[str, tuple[str, ...]]

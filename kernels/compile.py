@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
+
 from kernels.artifacts import write_atomically
 from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
@@ -88,7 +90,7 @@ def compile_kernel(
     """Build the module of one config for one problem.
 
     sm_count: SMs of the target device
-    cache: folder that keeps the compiled launcher between calls (default: one below the system's temporary folder)
+    cache: folder that keeps the compiled launcher between calls (default: the user's cache folder)
     check_structure: also follow the generated source through its barriers and note broken rules
     variant: planted fault or delays of the template, for tests and stress builds
     Raises ConfigError (illegal config), ToolchainError (no compiler), CompileError (a compiler refused).
@@ -197,7 +199,7 @@ def ptxas_facts(log: str) -> PtxasFacts:
 
 def launcher_object(toolchain: Toolchain, cache: Path | None = None) -> Path:
     """The launcher, compiled once for each toolchain and kept in `cache`. Raises CompileError."""
-    folder = cache or Path(tempfile.gettempdir()) / "gemm-tuner-launcher"
+    folder = cache or Path(platformdirs.user_cache_dir("gemm-tuner"))
     digest = hashlib.sha256(toolchain.fingerprint.encode())
     for source in sorted(LAUNCHER_FOLDER.iterdir()):
         if source.suffix in (".cc", ".h"):

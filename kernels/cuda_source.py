@@ -131,6 +131,7 @@ class Statement:
     value: right-hand side, condition or trip count
     followed: operands to evaluate, chosen when the statement is first executed
     registers: register arrays among the operands
+    turns_ring: whether a loop goes round the ring of stages, found when it is first executed
     """
 
     kind: str
@@ -142,6 +143,7 @@ class Statement:
     arguments: tuple[str, ...] = ()
     followed: tuple[tuple[str, Evaluate], ...] | None = None
     registers: tuple[str, ...] = ()
+    turns_ring: bool | None = None
     body: list[Statement] = field(default_factory=list)
     orelse: list[Statement] = field(default_factory=list)
 

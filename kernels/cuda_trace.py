@@ -40,6 +40,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "tmem_alloc": ("dst", "ncols"),
     "tmem_dealloc": ("taddr", "ncols"),
 }
+_RING_WORK = frozenset({"mbarrier_wait", "tma_load", "wgmma", "tcgen05_mma"})
 MAX_EVENTS = 200_000
 
 
@@ -123,6 +124,13 @@ def traces(kernel: Kernel, *, threads: int, ranks: int, walk: Walk) -> tuple[Tra
 
 def _statements(body: list[Statement]) -> list[Statement]:
     return [s for one in body for s in (one, *_statements(one.body), *_statements(one.orelse))]
+
+
+def _turns_ring(loop: Statement) -> bool:
+    if loop.turns_ring is None:
+        kinds = {s.helper.kind for s in _statements(loop.body) if s.helper is not None}
+        loop.turns_ring = not kinds.isdisjoint(_RING_WORK)
+    return loop.turns_ring
 
 
 def _thread_conditions(kernel: Kernel) -> list[Expression]:
@@ -222,8 +230,10 @@ class _Thread:
                 raise SourceError(f"a branch on data: {statement.value.text}")
             self.run(statement.body if value else statement.orelse)
         elif statement.kind == "for":
-            for count in range(self.walk.trips(statement.value.evaluate(self))):
-                self.variables[statement.target] = count
+            count = statement.value.evaluate(self)
+            # A copy loop of the epilogue may have as many iterations as a K loop, and must run in full.
+            for number in range(self.walk.trips(count) if _turns_ring(statement) else count):
+                self.variables[statement.target] = number
                 self.run(statement.body)
         elif statement.kind == "tiles":
             for _tile in range(self.walk.tiles):

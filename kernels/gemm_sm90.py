@@ -447,7 +447,9 @@ def build_gemm_sm90(
                 tiles.next_tile()
             if tid == 0:
                 T.ptx["cp.async.bulk.wait_group"](0)
-        # A CTA must not leave while its peer still multicasts into it or signals its barriers.
+        # A CTA must not leave while its peer still multicasts into it or signals its barriers. The aligned form needs
+        # whole warps, and the producer's elected thread has been on its own.
+        T.cuda.warp_sync()
         when(CG > 1, lambda: cluster_barrier("exit_without_cluster_barrier"))
 
     return gemm

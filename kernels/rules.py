@@ -63,6 +63,13 @@ def _pipe_depth(config: GemmConfig) -> str | None:
     return f"pipe_depth = {config.pipe_depth}: at most {MAX_PIPE_DEPTH} stages"
 
 
+def _sm90_pipe_depth(config: GemmConfig) -> str | None:
+    if config.pipe_depth >= 2:
+        return _pipe_depth(config)
+    # a consumer releases a stage after it has issued the next one's wgmmas, so one stage alone would wait for itself
+    return f"pipe_depth = {config.pipe_depth}: {config.arch.name} needs at least 2 stages"
+
+
 def _sm90_shape(config: GemmConfig) -> str | None:
     if config.blk_m % 64 or config.blk_m > 192:
         return f"blk_m = {config.blk_m}: a wgmma has 64 rows, a consumer takes 64, 128 or 192"
@@ -142,7 +149,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         lambda c: _member(c, "num_consumers", (1, 2, 3)),
         lambda c: _member(c, "blk_k", (32, 64, 128)),
         lambda c: _member(c, "epi_stages", (1, 2, 3, 4)),
-        _pipe_depth,
+        _sm90_pipe_depth,
         _sm90_shape,
         _sm90_epilogue,
         _sm90_cluster,

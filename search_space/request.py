@@ -239,7 +239,7 @@ class TuneRequest:
     protocol: MeasureProtocol = field(default_factory=MeasureProtocol)
     seed: int = 0
     sampler: str = "tpe"
-    in_flight: int = 4
+    in_flight: int = 8
 
     def __post_init__(self) -> None:
         arch, device = resolve_target(self.arch, self.device)

@@ -125,6 +125,9 @@ class _Service:
 
     def serve(self, stop: threading.Event, *, until_idle: bool) -> None:
         """See run_service."""
+        self._heartbeat()
+        if self._settings.ready_file is not None:
+            self._settings.ready_file.touch()
         while not stop.is_set():
             self._heartbeat()
             self._reap()
@@ -274,6 +277,7 @@ def _settings(arguments: Sequence[str] | None) -> Settings:
     parser.add_argument("--artifacts-dir", type=Path, default=settings.artifacts_dir, help="compiled modules")
     parser.add_argument("--exports-dir", type=Path, default=settings.exports_dir, help="bundles")
     parser.add_argument("--engine", choices=ENGINES, default=settings.engine)
+    parser.add_argument("--ready-file", type=Path, help="file to make once the devices are noted")
     options = parser.parse_args(arguments)
     return dataclasses.replace(settings, **vars(options))
 

@@ -47,6 +47,7 @@ class Settings:
     fake_scale: seconds of the fake engine for each second of a real one
     poll_s: seconds between two looks for work and for cancelled studies
     heartbeat_s: seconds between two heartbeats of the devices
+    ready_file: file that the tuner makes once it has noted its devices
     """
 
     database_url: str
@@ -59,6 +60,7 @@ class Settings:
     fake_scale: float = 0.01
     poll_s: float = 0.25
     heartbeat_s: float = 5.0
+    ready_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

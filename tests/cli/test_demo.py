@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.conftest import ROOT
 from tuner.cli.demo import PROBLEMS, Row, Wanted, _load
 from tuner.cli.errors import WorkFailed
+from tuner.client import Client, ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +59,50 @@ def test_module_that_does_not_load_fails_the_demo(tmp_path: Path) -> None:
         _load(module)
 
 
+def test_failed_demo_keeps_its_state_and_says_where(
+    cli: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service's log explains a failure; it must not vanish with the temporary folder."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise WorkFailed("no candidate worked")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tuner.cli.demo.service", lambda home: nullcontext("http://127.0.0.1:1"))
+    monkeypatch.setattr("tuner.cli.demo._run", failing)
+    ran = cli("demo")
+    assert ran.status == 1
+    (kept,) = tmp_path.glob("gemm-tuner-demo-*")
+    assert "no candidate worked" in ran.error_line
+    assert str(kept) in ran.error_line
+
+
 def row(wanted: Wanted, evidence: list[str]) -> Row:
     """A row with this evidence."""
     from pathlib import Path as AnyPath
 
     return Row(wanted=wanted, study={}, best={"evidence": evidence}, module=AnyPath("x.so"))  # type: ignore[typeddict-item]
+
+
+@pytest.mark.slow
+def test_service_of_a_killed_demo_ends_with_it(tmp_path: Path) -> None:
+    """Even a demo that cannot clean up after itself leaves no process on a port."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from tuner.cli.demo import service\n"
+        "with service(Path(sys.argv[1])) as url:\n"
+        "    print(url, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    url = done.stdout.strip()
+    assert url, done.stderr
+    deadline = time.monotonic() + 30
+    with Client(url, timeout_s=2.0) as client:
+        while time.monotonic() < deadline:
+            try:
+                client.health()
+            except ClientError:
+                return
+            time.sleep(0.2)
+    pytest.fail("the service still answers")

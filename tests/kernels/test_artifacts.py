@@ -20,7 +20,7 @@ def test_stored_bytes_read_back_under_their_hash(tmp_path: Path) -> None:
     sha256 = store.put(b"kernel")
     assert sha256 == hashlib.sha256(b"kernel").hexdigest() == store.put(b"kernel")
     assert store.read(sha256) == b"kernel"
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [sha256]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{sha256}.so"]
 
 
 def test_changed_bytes_are_noticed(tmp_path: Path) -> None:

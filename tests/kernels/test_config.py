@@ -55,6 +55,7 @@ def test_step9_uses_the_shared_memory_and_tmem_of_the_published_kernel() -> None
     ("config", "words"),
     [
         (Sm90GemmConfig(pipe_depth=5), ("279552 B", "232448")),
+        (Sm90GemmConfig(pipe_depth=1), ("pipe_depth = 1", "at least 2")),
         (Sm90GemmConfig(blk_m=96), ("blk_m = 96", "64, 128 or 192")),
         (Sm90GemmConfig(blk_n=264, epi_n=88), ("blk_n = 264",)),
         (Sm90GemmConfig(epi_n=48), ("epi_n = 48", "blk_n = 256")),

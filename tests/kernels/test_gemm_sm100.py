@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,12 +50,12 @@ def _light_frames() -> Iterator[None]:
         yield
 
 
+@cache
 def _lowered(config: GemmConfig, problem: GemmProblem = SQUARE, **variant: Any) -> LoweredKernel:
     return lower(problem, config, B200_SMS, **variant)
 
 
-@pytest.mark.parametrize("name", ["step7", "step8", "step9"])
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize(("name", "dtype"), [("step7", Dtype.FP16), ("step8", Dtype.BF16), ("step9", Dtype.FP16)])
 def test_steps_of_the_ladder_compile_without_spills(name: str, dtype: Dtype) -> None:
     """Registers stay within the estimate that the rules use, too."""
     config = preset(name)
@@ -68,19 +69,11 @@ def test_every_knob_of_the_config_is_tried() -> None:
     assert set(OTHER_VALUES) == set(Sm100GemmConfig.knobs())
 
 
-@pytest.fixture(scope="module")
-def base_hashes() -> dict[int, str]:
-    """Source hash of the base config, by cta_group."""
-    with light_frames():
-        return {group: _lowered(replace(BASE, cta_group=group)).source_hash for group in (1, 2)}
-
-
 @pytest.mark.parametrize("knob", OTHER_VALUES)
-def test_every_knob_changes_the_generated_source(knob: str, base_hashes: dict[int, str]) -> None:
+def test_every_knob_changes_the_generated_source(knob: str) -> None:
     """A knob that the template does not read would multiply the space for nothing."""
     base = replace(BASE, cta_group=1) if knob == "blk_m" else BASE  # 64 rows exist with one CTA only
-    changed = replace(base, **{knob: OTHER_VALUES[knob]})
-    assert _lowered(changed).source_hash != base_hashes[base.cta_group]
+    assert _lowered(replace(base, **{knob: OTHER_VALUES[knob]})).source_hash != _lowered(base).source_hash
 
 
 def test_the_four_rasters_are_four_kernels() -> None:
@@ -160,10 +153,10 @@ def test_an_unknown_fault_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_changes_the_generated_source(fault: str, base_hashes: dict[int, str]) -> None:
+def test_every_fault_changes_the_generated_source(fault: str) -> None:
     """On a CTA pair with two staging buffers all of them take effect."""
     config = replace(BASE, epi_stages=2)
-    assert _lowered(config, fault=fault).source_hash not in {_lowered(config).source_hash, *base_hashes.values()}
+    assert _lowered(config, fault=fault).source_hash != _lowered(config).source_hash
 
 
 def _kernel_calls(source: str) -> str:
@@ -180,7 +173,7 @@ def _accumulator_reads_are_fenced(source: str) -> bool:
 
 def _stores_are_fenced(source: str) -> bool:
     """A proxy fence and a barrier between filling a staging buffer and the TMA store of it."""
-    before = _kernel_calls(source).split("cp_async_bulk_tensor_s2g")[0]
+    before = _kernel_calls(source).split("ptx_cp_async_bulk_tensor_s2g")[0]
     return re.search(r"fence_proxy_proxy_async\S* cuda_warpgroup_sync$", before.rstrip()) is not None
 
 

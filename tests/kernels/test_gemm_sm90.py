@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 
+from kernels.artifacts import ArtifactStore
 from kernels.compile import CompiledKernel, compile_kernel, ptxas_facts
 from kernels.config import Sm90GemmConfig
 from kernels.errors import CompileError, ConfigError
@@ -122,6 +123,13 @@ def test_module_needs_only_tvm_ffi_and_loads_without_a_driver(module_path: Path)
     about = json.loads(tvm_ffi.load_module(module_path)["describe"]())
     assert about["config"] == BASE.to_dict()
     assert about["problem"] == {"m": 1000, "n": 1096, "k": 1032, "dtype": "fp16", "layout": "NT"}
+
+
+def test_stored_module_loads_from_its_place_in_the_store(module: CompiledKernel, tmp_path: Path) -> None:
+    """The store's file names must be ones that tvm_ffi takes for a library."""
+    store = ArtifactStore(tmp_path)
+    path = store.path(store.put(module.module))
+    assert tvm_ffi.load_module(path)["gemm"] is not None
 
 
 def test_module_was_compiled_without_spills(module: CompiledKernel) -> None:

@@ -63,7 +63,8 @@ CLEAN = (
     sm100(RAGGED, cta_group=1, num_consumers=1, blk_m=64, blk_n=64, epi_n=32, epi_stages=3, acc_stages=2),
     sm100(RAGGED, cta_group=1, num_consumers=2, blk_n=96, epi_n=32, epi_stages=2, raster="n"),
     sm100(cta_group=2, num_consumers=1, blk_n=64, epi_n=16, epi_stages=4, acc_stages=2, pipe_depth=1),
-    sm100(RAGGED, cta_group=2, num_consumers=2, blk_n=64, blk_k=32, epi_n=64, acc_stages=2, raster="m-serpentine"),
+    # 17 K blocks and a copy loop of 16: only the K loop may be shortened
+    sm100(RAGGED, cta_group=2, num_consumers=2, blk_n=64, blk_k=32, epi_n=128, acc_stages=2, raster="m-serpentine"),
     sm100(
         GemmProblem(m=136, n=72, k=200),
         cta_group=1,

@@ -88,8 +88,8 @@ def serve_until_idle(settings: Settings, options: FakeOptions | None = None) -> 
     run_service(settings, lambda made: FakeEngines(made, options), threading.Event(), until_idle=True)
 
 
-def test_study_is_tuned_and_its_winner_stored_as_a_candidate(settings: Settings) -> None:
-    """What was verified but not checked is no published revision."""
+def test_study_is_tuned_and_its_certified_winner_is_published(settings: Settings) -> None:
+    """Verified and checked, it becomes revision 1 of its problem on this device."""
     (study_id,) = submit(settings, request(16))
     serve_until_idle(settings)
     expected = tune(request(16), starting=None)
@@ -104,8 +104,8 @@ def test_study_is_tuned_and_its_winner_stored_as_a_candidate(settings: Settings)
     assert len(trials) == len(expected.trials)
     assert expected.winner is not None
     assert result.config == expected.winner.config.to_dict()
-    assert result.revision is None
-    assert result.evidence == ["measured", "numeric"]
+    assert result.revision == 1
+    assert result.evidence == ["measured", "numeric", "checked"]
     assert result.ratio["cublaslt_best"]["low"] <= result.ratio["cublaslt_best"]["median"]
     assert result.tie_set[0]["config"] == result.config
     assert 1 <= len(finals) <= 5
@@ -113,12 +113,13 @@ def test_study_is_tuned_and_its_winner_stored_as_a_candidate(settings: Settings)
 
 
 def test_mode_model_needs_no_gpu_and_says_modeled(settings: Settings) -> None:
-    """Modeled results have a prediction and no median."""
+    """Modeled results have a prediction and no median, and stay candidates."""
     submit(settings, request(6, mode="model"))
     serve_until_idle(settings)
     with reading(settings) as session:
         (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
     assert result.evidence == ["modeled"]
+    assert result.revision is None
     assert result.median_us is None
     assert result.modeled_us > 0
     assert result.environment["sm_count"] == 132

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import GemmProblem
-from tuner.cli.errors import WorkFailed
+from tuner.cli.errors import CommandError, WorkFailed
 from tuner.cli.output import Output, microseconds, warn
 from tuner.cli.remote import as_command_error, wait_until_ready
+from tuner.cli.supervisor import die_with_parent
 from tuner.cli.watch import watch
 from tuner.client import Client, ClientError
 from tuner.export import extract_bundle
@@ -95,18 +97,27 @@ PROBLEMS = (
 def demo(args: argparse.Namespace, settings: Settings) -> int:
     """Exit status 0 when both winners were exported and load in a fresh process. Raises WorkFailed."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gemm-tuner-demo-") as name:
-        home = Path(name)
+    output = Output(as_json=args.json)
+    home = Path(tempfile.mkdtemp(prefix="gemm-tuner-demo-"))
+    try:
         with service(home) as url, Client(url) as client:
-            output = Output(as_json=args.json)
             output.text(f"service on {url}, state in a temporary folder")
-            try:
-                rows = _run(client, home, args.trials, quiet=args.json)
-            except ClientError as error:
-                raise as_command_error(error) from error
-        elapsed_s = time.monotonic() - started
-    _report(output, rows, elapsed_s)
+            rows = _run(client, home, args.trials, quiet=args.json)
+    except ClientError as error:
+        raise _kept(as_command_error(error), home) from error
+    except WorkFailed as error:
+        raise _kept(error, home) from error
+    except KeyboardInterrupt:
+        shutil.rmtree(home)
+        raise
+    _report(output, rows, time.monotonic() - started)
+    shutil.rmtree(home)
     return 0
+
+
+def _kept(error: CommandError, home: Path) -> WorkFailed:
+    """The same failure, with the place of what explains it: the service's log and its database."""
+    return WorkFailed(error.line, hint=f"the service's state and serve.log are kept in {home}")
 
 
 @contextmanager
@@ -118,7 +129,13 @@ def service(home: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "tuner.cli.main", "serve", "--port", str(port)]
     log = home / "serve.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environ, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(  # a demo that is killed must not leave a service behind
+            command,
+            env=environ,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         if not wait_until_ready(url, timeout_s=READY_S):

@@ -38,10 +38,12 @@ def children(host: str, port: int, engine: str, settings: Settings) -> tuple[Chi
     """The tuner, which is started again when it dies, and the API, without which there is no service."""
     database = ["--database-url", settings.database_url]
     folders = ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
-    tuner = [sys.executable, "-m", "tuner.service", *database, *folders, "--engine", engine]
+    ready = settings.home / "tuner.ready"
+    tuner = [sys.executable, "-m", "tuner.service", *database, *folders, "--engine", engine, "--ready-file", str(ready)]
     api = [sys.executable, "-m", "api", "--host", host, "--port", str(port), *database, *folders]
     return (
-        ChildSpec(name="tuner", command=tuner, restart=True),
+        # The API comes second: asked before the tuner has told which GPUs are here, a client would get modeled times.
+        ChildSpec(name="tuner", command=tuner, restart=True, ready=ready),
         ChildSpec(name="api", command=api, restart=False),
     )
 

@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+READY_S = 30.0
+READY_POLL_S = 0.05
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
@@ -31,11 +34,13 @@ class ChildSpec:
     name: for messages
     command: program and arguments
     restart: whether it is started again when it ends by itself; otherwise its end stops everything
+    ready: file that it makes once it has begun its work; those after it start no earlier
     """
 
     name: str
     command: Sequence[str]
     restart: bool
+    ready: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +96,10 @@ class Supervisor:
         """Start all children and look after them. Returns 0 after `stop`, 1 when one that is not restarted ended."""
         try:
             for spec in self._specs:
+                if spec.ready is not None:
+                    spec.ready.unlink(missing_ok=True)
                 self._start(spec)
+                self._wait_until_ready(spec)
             while True:
                 event, name, status = self._events.get()
                 if event == "stop":
@@ -108,10 +116,20 @@ class Supervisor:
 
     def _start(self, spec: ChildSpec, quick_deaths: int = 0) -> None:
         # Its own session, so that Ctrl-C reaches only the supervisor, which then stops all children in order.
-        process = subprocess.Popen(spec.command, start_new_session=True, preexec_fn=_die_with_parent)  # noqa: PLW1509
+        process = subprocess.Popen(spec.command, start_new_session=True, preexec_fn=die_with_parent)  # noqa: PLW1509
         child = _Child(spec, process, quick_deaths=quick_deaths)
         self._children[spec.name] = child
         threading.Thread(target=self._watch, args=(child,), name=f"watch-{spec.name}", daemon=True).start()
+
+    def _wait_until_ready(self, spec: ChildSpec) -> None:
+        """Wait for a child's sign of life; one that dies or takes too long is left to the main loop."""
+        deadline, process = time.monotonic() + READY_S, self._children[spec.name].process
+        while spec.ready is not None and not spec.ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                return
+            if self._stopped_within(READY_POLL_S):
+                self.stop()  # seen here, acted on in run
+                return
 
     def _watch(self, child: _Child) -> None:
         self._events.put(("ended", child.spec.name, child.process.wait()))
@@ -169,7 +187,7 @@ def _kill_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A supervisor that is killed outright must not leave a service on the port.
 
     Runs in the child between fork and exec, where other threads' locks may be held for ever: one call into the C

@@ -1,0 +1,119 @@
+"""Recorded measurements: results of the service as a file that docs and tests read, and its table.
+
+One row a problem; rows measured on different days and cards of one kind may stand in one file, each with its own
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+from math import exp, log
+from typing import TYPE_CHECKING, Any
+
+from kernels.artifacts import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+SCHEMA = 1
+Json = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """A file of recorded measurements cannot be read."""
+
+
+def row_of(result: Mapping[str, Any], source: str = "") -> Json:
+    """One row from a result as GET /v1/results/{id} gives it. `source` says where the shape comes from."""
+    problem, ratios = result["problem"], result["ratio"] or {}
+    baselines = result["baselines_us"] or {}
+    return {
+        "m": problem["m"],
+        "n": problem["n"],
+        "k": problem["k"],
+        "dtype": problem["dtype"],
+        "source": source,
+        "config": result["config"],
+        "artifact_sha256": result["artifact_sha256"],
+        "median_us": result["median_us"],
+        "interval_us": result["interval_us"],
+        "baselines_us": {"torch": None, "cublaslt_best": None, "triton": None, **baselines},
+        "ratio": {name: ratio["median"] for name, ratio in ratios.items()},
+        "ratio_interval": {name: [ratio["low"], ratio["high"]] for name, ratio in ratios.items()},
+        "tflops": result["tflops"],
+        "max_rel_error": result["max_rel_error"],
+        "evidence": result["evidence"],
+        "checks": result["checks"],
+        "revision": result["revision"],
+        "trials": result["trials"],
+        "tie_set": len(result["tie_set"]),
+        "created_at": result["created_at"],
+        "environment": result["environment"],
+    }
+
+
+def document(rows: Iterable[Json], *, command: str, protocol: Json, earlier: Json | None = None) -> Json:
+    """A file's content: new rows take the place of earlier ones for the same problem, the others stay."""
+    by_problem = {_key(row): row for row in (earlier or {}).get("rows", ())}
+    by_problem |= {_key(row): row for row in rows}
+    kept = sorted(by_problem.values(), key=_key)
+    environment = kept[-1]["environment"] if kept else {}
+    return {"schema": SCHEMA, "command": command, "environment": environment, "protocol": protocol, "rows": kept}
+
+
+def read(path: Path) -> Json:
+    """Raises RecordError for a file that is not one of ours or of a newer schema."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+        raise RecordError(f"{path} holds no recorded measurements: it has no list of rows")
+    if content.get("schema") != SCHEMA:
+        raise RecordError(f"{path} has schema {content.get('schema')!r}, this version reads {SCHEMA}")
+    return content
+
+
+def write(path: Path, content: Json) -> None:
+    """Write the file, complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Raises ValueError for no values."""
+    logs = [log(value) for value in values]
+    if not logs:
+        raise ValueError("no values")
+    return exp(sum(logs) / len(logs))
+
+
+def table(content: Json) -> str:
+    """The rows as a Markdown table, with the geometric means of both ratios below."""
+    lines = [
+        "| M x N x K | dtype | ours us | TFLOP/s | torch us | best cuBLAS us | over torch | over best cuBLAS "
+        "| evidence | trials |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows = content["rows"]
+    lines += [_line(row) for row in rows]
+    if rows:
+        means = " | ".join(
+            f"**{geometric_mean(row['ratio'][name] for row in rows):.3f}**" for name in ("torch", "cublaslt_best")
+        )
+        lines.append(f"| **geometric mean of {len(rows)}** | | | | | | {means} | | |")
+    return "\n".join(lines)
+
+
+def _line(row: Json) -> str:
+    baselines, ratio = row["baselines_us"], row["ratio"]
+    return (
+        f"| {row['m']}x{row['n']}x{row['k']} | {row['dtype']} | {row['median_us']:.2f} | {row['tflops']:.0f} "
+        f"| {baselines['torch']:.2f} | {baselines['cublaslt_best']:.2f} "
+        f"| {ratio['torch']:.3f} | {ratio['cublaslt_best']:.3f} | {', '.join(row['evidence'])} | {row['trials']} |"
+    )
+
+
+def _key(row: Json) -> tuple[int, int, int, str]:
+    return row["m"], row["n"], row["k"], row["dtype"]
