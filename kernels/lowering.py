@@ -21,6 +21,7 @@ from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
+from kernels.tracing import light_frames
 
 # CUtensorMapDataType, cuda.h
 _DATA_TYPES = {"CU_TENSOR_MAP_DATA_TYPE_FLOAT16": 6, "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9}
@@ -52,11 +53,13 @@ def build(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: An
     if isinstance(config, Sm90GemmConfig):
         from kernels.gemm_sm90 import build_gemm_sm90
 
-        return build_gemm_sm90(problem, config, sm_count, **variant)
+        with light_frames():
+            return build_gemm_sm90(problem, config, sm_count, **variant)
     assert isinstance(config, Sm100GemmConfig)
     from kernels.gemm_sm100 import build_gemm_sm100
 
-    return build_gemm_sm100(problem, config, sm_count, **variant)
+    with light_frames():
+        return build_gemm_sm100(problem, config, sm_count, **variant)
 
 
 def lower(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: Any) -> LoweredKernel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,18 @@ def test_a_machine_without_rust_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no cargo found" in (checkers.available() or "")
+
+
+@pytest.mark.skipif(checkers.available() is not None, reason="no Rust toolchain or no tirx-harness")
+def test_the_engine_sees_one_path_from_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache is keyed on PATH: an activated virtual environment must not cost a rebuild of minutes."""
+    seen = set()
+    for folder in ("/one", "/two"):
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin")
+        with checkers._steady_path():
+            seen.add(os.environ["PATH"])
+        assert os.environ["PATH"] == f"{folder}:/usr/bin"
+    assert len(seen) == 1
 
 
 # ---------------------------------------------------------------------- the real engine

@@ -16,12 +16,10 @@ from kernels.gemm_sm100 import FAULTS, build_gemm_sm100
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import Dtype, GemmProblem
 from kernels.resources import resources_of
-from kernels.tracing import light_frames
 from search_space.starting import preset
 from tests.soak.compile_random import is_clean, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from kernels.config import GemmConfig
 
@@ -42,12 +40,6 @@ OTHER_VALUES: dict[str, Any] = {
     "epi_stages": 2,
     "acc_stages": 2,
 }
-
-
-@pytest.fixture(autouse=True)
-def _light_frames() -> Iterator[None]:
-    with light_frames():
-        yield
 
 
 @cache
