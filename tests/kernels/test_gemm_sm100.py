@@ -20,7 +20,6 @@ from search_space.starting import preset
 from tests.soak.compile_random import is_clean, run
 
 if TYPE_CHECKING:
-
     from kernels.config import GemmConfig
 
 B200_SMS = 148
