@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import kernels
+from tuner import recorded
 from tuner.cli.errors import UsageError
 from tuner.cli.parser import build_parser, commands_of
 from tuner.records import Evidence
@@ -116,6 +117,18 @@ def test_readme_keeps_the_place_of_the_measured_table() -> None:
     """The table of measured results is written between two marks."""
     assert README.count("<!-- measured-results:begin") == 1
     assert README.index("measured-results:begin") < README.index("measured-results:end")
+
+
+def test_measured_table_of_readme_is_what_the_recorded_file_says() -> None:
+    """Every figure comes from a committed measurement with its environment."""
+    content = recorded.read(ROOT / "results" / "h200" / "dev.json")
+    assert recorded.table(content) in README
+    for row in content["rows"]:
+        assert row["environment"]["gpu_name"] == "NVIDIA H200"
+        assert {"measured", "numeric", "checked"} <= set(row["evidence"])
+        assert row["ratio"]["cublaslt_best"] == pytest.approx(
+            row["baselines_us"]["cublaslt_best"] / row["median_us"], rel=0.01
+        )
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:

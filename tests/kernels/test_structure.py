@@ -95,7 +95,7 @@ HOPPER_FAULTS: dict[str, str | None] = {
     "exit_without_cluster_barrier": "exit barrier",
     "half_multicast": "multicast mask",
     "wrong_row": None,  # a coordinate: the comparison sees it
-    "illegal_address": "unknown instruction",  # the rules know no store to global memory but the TMA store
+    "illegal_address": "staging barrier",  # the store finds a buffer that nothing was written to
 }
 BLACKWELL_FAULTS: dict[str, str | None] = {
     "phase": "barrier phase",

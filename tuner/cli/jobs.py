@@ -41,7 +41,8 @@ def tune(args: argparse.Namespace, settings: Settings) -> int:
         with _tuning(args, settings) as check:
             job = _follow(client, submitted["id"], check, quiet=args.json)
         studies = _studies(client, job)
-    return _report(output, job, studies)
+        evidence = _evidence(client, studies)
+    return _report(output, job, studies, evidence)
 
 
 def jobs(args: argparse.Namespace, settings: Settings) -> None:
@@ -93,7 +94,8 @@ def resume(args: argparse.Namespace, settings: Settings) -> int:
         with _tuning(args, settings) as check:
             job = _follow(client, args.id, check, quiet=args.json)
         studies = _studies(client, job)
-    return _report(output, job, studies)
+        evidence = _evidence(client, studies)
+    return _report(output, job, studies, evidence)
 
 
 def _studies(client: Client, job: Job) -> list[Study]:
@@ -153,7 +155,13 @@ def _follow(client: Client, job_id: str, check: Callable[[], None], *, quiet: bo
         raise WorkFailed(f"interrupted: job {job_id} was cancelled", hint=f"gemm-tuner job resume {job_id}") from None
 
 
-def _report(output: Output, job: Job, studies: list[Study]) -> int:
+def _evidence(client: Client, studies: list[Study]) -> dict[str, list[str]]:
+    """What stands behind the result of each study: more than behind its best trial once it was checked."""
+    found = {study["id"]: client.results(study=study["id"], limit=1) for study in studies}
+    return {identity: results[0]["evidence"] for identity, results in found.items() if results}
+
+
+def _report(output: Output, job: Job, studies: list[Study], evidence: dict[str, list[str]]) -> int:
     output.document({**job, "studies": studies})
     rows = [
         (
@@ -162,7 +170,7 @@ def _report(output: Output, job: Job, studies: list[Study]) -> int:
             study["state"],
             microseconds(_time(study)),
             _ratio_text(study["best"]["ratio"] if study["best"] else {}),
-            ", ".join(study["best"]["evidence"]) if study["best"] else "-",
+            ", ".join(evidence.get(study["id"], ())) or "-",
             sum(study["counts"].values()),
         )
         for study in studies

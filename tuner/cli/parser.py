@@ -173,8 +173,8 @@ def _database_commands(commands: Any) -> None:
     _command(actions, "upgrade", "database", "upgrade", "bring the database to the schema of this version")
     results = commands.add_parser(
         "results",
-        help="move results between databases",
-        description="move results between databases",
+        help="move, record and print results",
+        description="move, record and print results",
         allow_abbrev=False,
     )
     actions = results.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
@@ -182,6 +182,12 @@ def _database_commands(commands: Any) -> None:
     give.add_argument("file", metavar="FILE", help="file to write, - for standard output")
     take = _command(actions, "import", "database", "import_results", "read results from JSON lines")
     take.add_argument("file", metavar="FILE")
+    record = _command(actions, "record", "recorded", "record", "write published results as a file for docs and tests")
+    record.add_argument("file", metavar="FILE", help="file to write or to bring up to date")
+    record.add_argument("--device", metavar="NAME", help="only results of this device")
+    _url(record)
+    table = _command(actions, "table", "recorded", "table", "print such a file as a Markdown table")
+    table.add_argument("file", metavar="FILE")
 
 
 def _port(text: str) -> int:
