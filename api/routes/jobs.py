@@ -17,8 +17,10 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 @router.post("", status_code=202, responses=errors(409, body=True), summary="Submit a job")
 def submit(body: JobIn, db: Db, response: Response, idempotency_key: IdempotencyKey = None) -> JobSubmitted:
     """Tune one or many problems. Equal problems share a study; a finished study is attached as it stands."""
+    with db.read() as session:
+        studies = jobs.wanted_studies(session, body)
     with db.write() as session:
-        job = jobs.submit(session, body, idempotency_key)
+        job = jobs.submit(session, body, studies, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job
 

@@ -21,32 +21,41 @@ from search_space.request import RequestError as InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from api.schemas import JobIn, JobProblem, JobsQuery
-    from db.models import Device, Job, JobStudy, Study
+    from db.models import Device, Job
+    from db.queries import FinishedStudy
 
 NEVER = "made in another environment"  # no study has this environment key
 
 
-def submit(session: Session, body: JobIn, idempotency_key: str | None) -> JobSubmitted:
-    """Store a job. Raises ProblemError, UnknownTarget or RequestError, and IdempotencyConflict."""
-    devices = queries.devices(session)
-    targets, budget = Targets(devices), _budget(body)
+def wanted_studies(session: Session, body: JobIn) -> list[NewStudy]:
+    """The studies that a job asks for, equal problems as one. Raises ProblemError, UnknownTarget or RequestError.
+
+    Needs no write lock: of a job of thousands this is the larger half.
+    """
+    targets, budget = Targets(queries.devices(session)), _budget(body)
     studies: dict[str, NewStudy] = {}
     for position, problem in enumerate(body.problems):
         wanted = _new_study(body, problem, budget, targets, f"problems[{position}].")
         same = studies.get(wanted.study_key)
         studies[wanted.study_key] = replace(same, weight=same.weight + wanted.weight) if same else wanted
+    return list(studies.values())
+
+
+def submit(session: Session, body: JobIn, studies: Sequence[NewStudy], idempotency_key: str | None) -> JobSubmitted:
+    """Store a job with its `wanted_studies`. Raises IdempotencyConflict."""
     job = queries.create_job(
         session,
         request=body.model_dump(mode="json"),
         mode=body.mode,
-        studies=[_with_environment(session, wanted, devices) for wanted in studies.values()],
+        studies=_with_environments(session, studies),
         force=body.force,
         idempotency_key=idempotency_key,
     )
-    states = [StudyState(id=study.id, state=study.state) for study in queries.studies_of_job(session, job.id)]
+    states = [StudyState(id=row.id, state=row.state) for row in queries.study_summaries(session, job.id)]
     return JobSubmitted(id=job.id, state=job.state, studies=states)
 
 
@@ -90,11 +99,16 @@ def _new_study(body: JobIn, entry: JobProblem, budget: Budget, targets: Targets,
     )
 
 
-def _with_environment(session: Session, wanted: NewStudy, devices: Sequence[Device]) -> NewStudy:
-    """Let the study be answered by the finished one only while nothing that matters changed on its device since."""
+def _with_environments(session: Session, studies: Sequence[NewStudy]) -> Sequence[NewStudy]:
+    """Let a study be answered by the finished one only while nothing that matters changed on its device since."""
+    devices = queries.devices(session)
     if not any(device.environment for device in devices):
-        return wanted  # nothing is known of today's environment, so nothing is known to have changed
-    done = queries.finished_study(session, wanted.study_key)
+        return studies  # nothing is known of today's environment, so nothing is known to have changed
+    done = queries.newest_finished(session, [wanted.study_key for wanted in studies])
+    return [_with_environment(wanted, done.get(wanted.study_key), devices) for wanted in studies]
+
+
+def _with_environment(wanted: NewStudy, done: FinishedStudy | None, devices: Sequence[Device]) -> NewStudy:
     if done is None:
         return wanted
     today = latest_environment(devices, done.device_name or "")
@@ -141,21 +155,19 @@ def _summary(job: Job) -> dict[str, Any]:
 
 def job_view(session: Session, job: Job) -> JobView:
     """The job with its studies and what they add up to."""
-    links = queries.job_studies(session, job.id)
+    studies = queries.study_summaries(session, job.id)
     counts: Counter[str] = Counter()
-    for _, study in links:
+    for study in studies:
         counts.update(study.counts)
-    return JobView.model_validate(
-        {
-            **_summary(job),
-            "counts": dict(counts),
-            "states": dict(Counter(study.state for _, study in links)),
-            "studies": [_job_study(link, study) for link, study in links],
-        }
+    return JobView(
+        **_summary(job),
+        counts=dict(counts),
+        states=dict(Counter(study.state for study in studies)),
+        studies=[_job_study(study) for study in studies],
     )
 
 
-def _job_study(link: JobStudy, study: Study) -> JobStudyView:
+def _job_study(study: Row[Any]) -> JobStudyView:
     return JobStudyView(
         id=study.id,
         state=study.state,
@@ -163,7 +175,7 @@ def _job_study(link: JobStudy, study: Study) -> JobStudyView:
         problem=problem_view(study),
         arch=study.arch,
         device=study.device_name,
-        weight=link.weight,
+        weight=study.weight,
         counts=study.counts,
         best_trial=study.best_trial,
         best_us=study.best_us,

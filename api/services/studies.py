@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from api.services.lookup import found
 from api.views import ProblemView, StudyView, TrialList, TrialView
 from db import queries
 
 if TYPE_CHECKING:
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from api.schemas import TrialsQuery
@@ -53,7 +54,7 @@ def found_study(session: Session, study_id: str) -> Study:
     return found(queries.study, session, study_id, "study", hint="GET /v1/jobs/{id} lists the studies of a job")
 
 
-def problem_view(row: Study | Result) -> ProblemView:
+def problem_view(row: Study | Result | Row[Any]) -> ProblemView:
     """The problem's columns as one object."""
     return ProblemView(m=row.m, n=row.n, k=row.k, dtype=row.dtype, layout=row.layout)
 

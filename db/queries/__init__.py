@@ -19,6 +19,7 @@ from db.queries.jobs import (
     jobs_of_study,
     refresh_job_state,
     studies_of_job,
+    study_summaries,
 )
 from db.queries.results import (
     NewResult,
@@ -33,9 +34,11 @@ from db.queries.results import (
     revisions,
 )
 from db.queries.studies import (
+    FinishedStudy,
     claim_next_study,
     finish_study,
     finished_study,
+    newest_finished,
     record_environment,
     requeue_running,
     running_studies,
@@ -53,6 +56,7 @@ from db.queries.trials import (
 )
 
 __all__ = [
+    "FinishedStudy",
     "NewMeasurement",
     "NewResult",
     "NewStudy",
@@ -79,6 +83,7 @@ __all__ = [
     "jobs_of_study",
     "known_bad",
     "measurements_of_study",
+    "newest_finished",
     "publish_result",
     "record_environment",
     "refresh_job_state",
@@ -95,6 +100,7 @@ __all__ = [
     "studies",
     "studies_of_job",
     "study",
+    "study_summaries",
     "trial",
     "trials_of_study",
     "upsert_device",

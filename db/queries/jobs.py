@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import batched
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, exists, or_, select
+from sqlalchemy import and_, bindparam, exists, insert, or_, select
 
 from db.errors import IdempotencyConflict
-from db.models import FINAL_STATES, LIVE_STATES, Job, JobStudy, State, Study, utc_now
-from db.queries.studies import end_cancelled, finished_study, hold_jobs
+from db.models import FINAL_STATES, LIVE_STATES, Job, JobStudy, State, Study, new_id, utc_now
+from db.queries.studies import KEYS_A_STATEMENT, end_cancelled, hold_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
 
@@ -69,14 +71,18 @@ def create_job(
     new = Job(request=request, mode=mode, force=force, priority=priority, idempotency_key=idempotency_key)
     session.add(new)
     session.flush()
-    in_this_job: dict[str, Study] = {}
-    for position, wanted in enumerate(studies):
-        # A problem listed twice is tuned once, forced or not.
-        found = in_this_job.get(wanted.study_key)
-        if found is None:
-            found = (None if force else _shareable(session, wanted)) or _add_study(session, wanted, mode)
-            in_this_job[wanted.study_key] = found
-        session.add(JobStudy(job_id=new.id, position=position, study_id=found.id, weight=wanted.weight))
+    # A problem listed twice is tuned once, forced or not; the first place decides which environment it accepts.
+    wanted: dict[str, NewStudy] = {}
+    for one in studies:
+        wanted.setdefault(one.study_key, one)
+    ids = {} if force else _shareable(session, wanted)
+    ids |= _add_studies(session, [one for key, one in wanted.items() if key not in ids], mode)
+    links = [
+        {"job_id": new.id, "position": position, "study_id": ids[one.study_key], "weight": one.weight}
+        for position, one in enumerate(studies)
+    ]
+    if links:
+        session.execute(insert(JobStudy), links)
     return refresh_job_state(session, new.id)
 
 
@@ -88,40 +94,57 @@ def _same_request(earlier: Job, request: dict[str, Any], key: str) -> Job:
     return earlier
 
 
-def _shareable(session: Session, wanted: NewStudy) -> Study | None:
-    done = finished_study(session, wanted.study_key, wanted.environment_key)
-    if done is not None:
-        return done
-    live = (
-        select(Study)
-        .where(
-            Study.study_key == wanted.study_key,
-            Study.state.in_(LIVE_STATES),
-            Study.cancel_requested.is_(False),
-        )
-        .order_by(Study.created_at, Study.id)
-        .limit(1)
-    )
-    return session.scalar(live)
+def _shareable(session: Session, wanted: Mapping[str, NewStudy]) -> dict[str, str]:
+    """Ids of the studies that answer, or will answer, these problems, by study key: a DONE one goes before a live one.
+
+    Columns, and many keys a statement: two statements a problem held SQLite's write lock for seconds (4,096 problems).
+    """
+    found: dict[str, str] = {}
+    for some in batched(wanted, KEYS_A_STATEMENT):
+        keys = {"keys": some}
+        for key, study_id, environment_key in session.execute(_DONE_OF_KEYS, keys):
+            if key not in found and wanted[key].environment_key in (None, environment_key):
+                found[key] = study_id
+        for key, study_id in session.execute(_LIVE_OF_KEYS, keys):
+            found.setdefault(key, study_id)
+    return found
 
 
-def _add_study(session: Session, wanted: NewStudy, mode: str) -> Study:
-    study = Study(
-        study_key=wanted.study_key,
-        m=wanted.m,
-        n=wanted.n,
-        k=wanted.k,
-        dtype=wanted.dtype,
-        layout=wanted.layout,
-        arch=wanted.arch,
-        device_name=wanted.device_name,
-        mode=mode,
-        request=wanted.request,
-        seed=wanted.seed,
-    )
-    session.add(study)
-    session.flush()
-    return study
+_OF_KEYS = Study.study_key.in_(bindparam("keys", expanding=True))
+_DONE_OF_KEYS = (
+    select(Study.study_key, Study.id, Study.environment_key)
+    .where(_OF_KEYS, Study.state == State.DONE)
+    .order_by(Study.finished_at.desc(), Study.id)
+)
+_LIVE_OF_KEYS = (
+    select(Study.study_key, Study.id)
+    .where(_OF_KEYS, Study.state.in_(LIVE_STATES), Study.cancel_requested.is_(False))
+    .order_by(Study.created_at, Study.id)
+)
+
+
+def _add_studies(session: Session, wanted: Sequence[NewStudy], mode: str) -> dict[str, str]:
+    """Store new studies; gives their ids by study key."""
+    rows = [
+        {
+            "id": new_id(),
+            "study_key": one.study_key,
+            "m": one.m,
+            "n": one.n,
+            "k": one.k,
+            "dtype": one.dtype,
+            "layout": one.layout,
+            "arch": one.arch,
+            "device_name": one.device_name,
+            "mode": mode,
+            "request": one.request,
+            "seed": one.seed,
+        }
+        for one in wanted
+    ]
+    if rows:
+        session.execute(insert(Study), rows)
+    return {row["study_key"]: row["id"] for row in rows}
 
 
 def job(session: Session, job_id: str) -> Job | None:
@@ -166,6 +189,28 @@ def job_studies(session: Session, job_id: str) -> Sequence[tuple[JobStudy, Study
         .order_by(JobStudy.position)
     )
     return [(link, study) for link, study in session.execute(query)]
+
+
+def study_summaries(session: Session, job_id: str) -> Sequence[Row[Any]]:
+    """What an overview of a job shows of its studies, in the order of its problems. Called by GET /v1/jobs/{id}.
+
+    Rows with weight, id, state, reason, the problem's columns, arch, device_name, counts, best_trial and best_us. Whole
+    studies, with the request of each, take five times as long to load.
+    """
+    return session.execute(_SUMMARIES, {"job_id": job_id}).all()
+
+
+_SUMMARIES = (
+    select(
+        JobStudy.weight,
+        *(Study.id, Study.state, Study.reason),
+        *(Study.m, Study.n, Study.k, Study.dtype, Study.layout),
+        *(Study.arch, Study.device_name, Study.counts, Study.best_trial, Study.best_us),
+    )
+    .join(Study, JobStudy.study_id == Study.id)
+    .where(JobStudy.job_id == bindparam("job_id"))
+    .order_by(JobStudy.position)
+)
 
 
 def jobs_of_study(session: Session, study_id: str) -> Sequence[Job]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import batched
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, bindparam, func, or_, select, update
 
 from db.database import hold
 from db.models import FINAL_STATES, LIVE_STATES, Export, Job, JobStudy, State, Study, utc_now
@@ -12,7 +14,10 @@ from db.models import FINAL_STATES, LIVE_STATES, Export, Job, JobStudy, State, S
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from sqlalchemy import Select
     from sqlalchemy.orm import Session
+
+KEYS_A_STATEMENT = 500  # SQLite takes 32,766 parameters in one statement, older builds 999
 
 
 def study(session: Session, study_id: str) -> Study | None:
@@ -169,6 +174,48 @@ def finished_study(session: Session, study_key: str, environment_key: str | None
     if environment_key is not None:
         query = query.where(Study.environment_key == environment_key)
     return session.scalar(query)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedStudy:
+    """Where a DONE study was made.
+
+    device_name: the device that it ran on
+    environment: `Environment.to_dict()`
+    environment_key: what `NewStudy.environment_key` must be for the study to be shared
+    """
+
+    device_name: str | None
+    environment: dict[str, Any] | None
+    environment_key: str | None
+
+
+def newest_finished(session: Session, study_keys: Collection[str]) -> dict[str, FinishedStudy]:
+    """Where the newest DONE study of each request was made; a request without one is left out. Called by POST /v1/jobs.
+
+    The studies are those that `finished_study` finds without an environment key.
+    """
+    found: dict[str, FinishedStudy] = {}
+    for some in batched(study_keys, KEYS_A_STATEMENT):
+        for key, device_name, environment, environment_key in session.execute(_NEWEST_FINISHED, {"keys": some}):
+            found[key] = FinishedStudy(
+                device_name=device_name, environment=environment, environment_key=environment_key
+            )
+    return found
+
+
+def _newest_finished() -> Select[Any]:
+    place = func.row_number().over(partition_by=Study.study_key, order_by=(Study.finished_at.desc(), Study.id))
+    ranked = (
+        select(Study.id, place.label("place"))
+        .where(Study.study_key.in_(bindparam("keys", expanding=True)), Study.state == State.DONE)
+        .subquery()
+    )
+    columns = select(Study.study_key, Study.device_name, Study.environment, Study.environment_key)
+    return columns.join(ranked, Study.id == ranked.c.id).where(ranked.c.place == 1)
+
+
+_NEWEST_FINISHED = _newest_finished()
 
 
 def hold_jobs(session: Session) -> None:

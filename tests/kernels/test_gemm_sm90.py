@@ -99,6 +99,21 @@ def test_staging_buffer_index_runs_on_across_tiles() -> None:
     assert "ring_stage" not in racy or re.search(r"if \(ring_stage\w*\[0\] == 2\)", racy) is None
 
 
+def test_tvm_does_not_compile_what_we_compile() -> None:
+    """Where a driver is present TVM would run nvcc too, and fail without CUDA headers: its callback is ours."""
+    lowered(BIG, BASE)
+    assert bytes(tvm_ffi.get_global_func("tvm_callback_cuda_compile")("any source", None)) == b"\x7fELF"
+
+
+def test_short_loops_over_k_are_not_unrolled() -> None:
+    """64x32x128 with 8 stages and 16 k-blocks spilled 56 B when nvcc unrolled the loop."""
+    config = Sm90GemmConfig(num_consumers=1, blk_n=32, blk_k=128, epi_n=16, epi_stages=1, pipe_depth=8)
+    short, long = GemmProblem.parse("64x4096x2048"), GemmProblem.parse("64x4096x8192")
+    kept = [len(re.findall(r"#pragma unroll 1\n", lowered(problem, config).source)) for problem in (short, long)]
+    assert kept[0] - kept[1] == 2  # the producer's loop and the consumers'
+    assert compile_kernel(short, config, 132).spill_bytes == 0
+
+
 def test_illegal_config_is_refused_with_numbers() -> None:
     """The template itself refuses, whoever calls it."""
     with pytest.raises(ConfigError, match=r"279552 B of shared memory"):
