@@ -158,7 +158,7 @@ def _findings(lowered: LoweredKernel, problem: GemmProblem, config: GemmConfig) 
 def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:
     """CUDA C++ -> cubin in `work`; returns its path and the compiler's log. Raises CompileError."""
     source_file, cubin = work / "kernel.cu", work / "kernel.cubin"
-    source_file.write_text(source)
+    source_file.write_text(_without_unused_header(source))
     # only the -gencode form: with the -arch shorthand some nvcc releases add a plain sm_90 pass that refuses wgmma
     code = f"arch=compute_{arch.removeprefix('sm_')},code={arch}"
     log = _run(
@@ -169,6 +169,11 @@ def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> t
         what=f"nvcc for {arch}",
     )
     return cubin, log
+
+
+def _without_unused_header(source: str) -> str:
+    """TVM includes <cuda/barrier> in every source; reading it takes 0.6 s, and the cubin is the same without it."""
+    return source if "cuda::barrier" in source else source.replace("#include <cuda/barrier>\n", "", 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,13 +14,14 @@ import pytest
 import tvm_ffi
 
 from kernels.artifacts import ArtifactStore
-from kernels.compile import CompiledKernel, compile_kernel, ptxas_facts
+from kernels.compile import CompiledKernel, compile_cubin, compile_kernel, ptxas_facts
 from kernels.config import Sm90GemmConfig
 from kernels.errors import CompileError, ConfigError
 from kernels.launch import TensorMapPlan
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import GemmProblem
 from kernels.stress import stress_builds
+from kernels.toolchain import find_toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,6 +167,20 @@ def test_wrong_argument_is_refused_before_any_launch(
     operands = [np.zeros(shape, dtype) for shape in ((1000, 1032), (1096, 1032), (1000, 1096))]
     with pytest.raises(error, match=message):
         tvm_ffi.load_module(module_path)["gemm"](*operands)
+
+
+def test_header_that_nothing_uses_is_left_out_and_makes_no_difference(tmp_path: Path) -> None:
+    """The cubin is the same, byte for byte, with and without <cuda/barrier>."""
+    source = lowered(RAGGED, BASE).source
+    assert "#include <cuda/barrier>" in source
+    used = source + "\n// cuda::barrier\n"  # named, so the header stays
+    toolchain, cubins = find_toolchain(), []
+    for name, text in (("without", source), ("with", used)):
+        folder = tmp_path / name
+        folder.mkdir()
+        cubins.append(compile_cubin(text, "sm_90a", toolchain, folder)[0].read_bytes())
+        assert ("#include <cuda/barrier>" in (folder / "kernel.cu").read_text()) is (name == "with")
+    assert cubins[0] == cubins[1]
 
 
 def test_compiling_twice_gives_the_same_bytes(module: CompiledKernel) -> None:
