@@ -332,7 +332,7 @@ def test_worker_lost_in_the_final_is_replaced() -> None:
 def test_full_disk_ends_the_study_with_what_to_do_and_keeps_its_results() -> None:
     """The engine's trouble is no candidate's fault."""
     faults = FaultPlan(by_key={STARTING[7].key: Fault(kind=FaultKind.DISK_FULL)})
-    result = tune(request(30), fake(faults=faults))
+    result = tune(request(30, in_flight=4), fake(faults=faults))
     assert result.state is State.PARTIAL
     assert "no space left on device" in result.reason
     assert result.winner is not None

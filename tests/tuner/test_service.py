@@ -19,6 +19,7 @@ import pytest
 from db import queries
 from db.database import Database
 from db.models import Job, Study
+from kernels.artifacts import ArtifactStore
 from search_space.request import Budget, TuneRequest
 from tests.tuner.support import PROBLEM, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes
@@ -109,7 +110,7 @@ def test_study_is_tuned_and_its_certified_winner_is_published(settings: Settings
     assert result.ratio["cublaslt_best"]["low"] <= result.ratio["cublaslt_best"]["median"]
     assert result.tie_set[0]["config"] == result.config
     assert 1 <= len(finals) <= 5
-    assert (settings.artifacts_dir / result.artifact_sha256[:2] / result.artifact_sha256).is_file()
+    assert ArtifactStore(settings.artifacts_dir).path(result.artifact_sha256).is_file()
 
 
 def test_mode_model_needs_no_gpu_and_says_modeled(settings: Settings) -> None:
