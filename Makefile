@@ -11,7 +11,8 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full requirements clean
+.PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full verify-compile \
+	soak-cost requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +66,14 @@ test-gpu: setup-gpu  ## tests that need a GPU
 
 verify-full: setup-verify  ## every test of the checker engine
 	$(PYTEST) -m verify
+
+verify-compile: setup  ## compile 200 random legal configs of each architecture; none may spill
+	$(BIN)/python -m tests.soak.compile_random --arch sm_90a --count 200 --out results/verify/compile_sm_90a.json
+	$(BIN)/python -m tests.soak.compile_random --arch sm_100a --count 200 --out results/verify/compile_sm_100a.json
+
+soak-cost: setup  ## what a trial and a question cost on this machine
+	$(BIN)/python -m tests.soak.trial_cost --out results/host/trial_cost.json
+	$(BIN)/python -m tests.soak.best_latency --out results/host/best_latency.json
 
 requirements: setup  ## pin again from pyproject.toml
 	$(PIP) install --quiet uv

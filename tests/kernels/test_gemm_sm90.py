@@ -22,6 +22,7 @@ from kernels.lowering import LoweredKernel, lower
 from kernels.problem import GemmProblem
 from kernels.stress import stress_builds
 from kernels.toolchain import find_toolchain
+from tests.soak.compile_random import is_clean, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +62,12 @@ def module_path(module: CompiledKernel, tmp_path_factory: pytest.TempPathFactory
 def test_every_knob_changes_the_kernel(change: dict[str, Any]) -> None:
     """A knob that changes nothing would be searched for nothing."""
     assert lowered(BIG, replace(BASE, **change)).source_hash != lowered(BIG, BASE).source_hash
+
+
+def test_random_legal_configs_compile_without_spills() -> None:
+    """12 here, 200 in `make verify-compile`."""
+    rows = run("sm_90a", count=12, seed=20, processes=2)
+    assert [row for row in rows if not is_clean(row)] == []
 
 
 def test_same_config_gives_the_same_source_hash() -> None:
