@@ -12,7 +12,7 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full verify-compile \
-	soak-cost requirements clean
+	soak-faults soak-cost requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ verify-full: setup-verify  ## every test of the checker engine
 verify-compile: setup  ## compile 200 random legal configs of each architecture; none may spill
 	$(BIN)/python -m tests.soak.compile_random --arch sm_90a --count 200 --out results/verify/compile_sm_90a.json
 	$(BIN)/python -m tests.soak.compile_random --arch sm_100a --count 200 --out results/verify/compile_sm_100a.json
+
+soak-faults: setup  ## 2,000 injected faults in a random mix, on invented devices
+	$(BIN)/python -m tests.soak.faults --faults 2000 --out results/soak/faults.json
 
 soak-cost: setup  ## what a trial and a question cost on this machine
 	$(BIN)/python -m tests.soak.trial_cost --out results/host/trial_cost.json
