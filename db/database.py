@@ -38,6 +38,16 @@ _PG_MIGRATION_LOCK = 0x47544E52  # key of the advisory lock under which one proc
 
 # NaN and infinity are not JSON, and PostgreSQL refuses them: fail on every database alike.
 _to_json = partial(json.dumps, allow_nan=False, separators=(",", ":"))
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+def _from_json(text: str) -> Any:
+    """What `_to_json` wrote. Raises json.JSONDecodeError.
+
+    Looking for white space around the value is most of what json.loads does with documents as small as ours.
+    """
+    value, end = _raw_decode(text)
+    return value if end == len(text) else json.loads(text)
 
 
 class Database:
@@ -208,7 +218,9 @@ def _sqlite_engine(
     if pooled:
         # A web server's thread pool has 40 threads, and a connection costs little.
         pool = {"poolclass": QueuePool, "pool_size": 16, "max_overflow": 48, "pool_timeout": busy_timeout_s}
-    engine = create_engine("sqlite+pysqlite://", creator=connect, json_serializer=_to_json, **pool)
+    engine = create_engine(
+        "sqlite+pysqlite://", creator=connect, json_serializer=_to_json, json_deserializer=_from_json, **pool
+    )
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

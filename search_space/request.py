@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Self
 
 from kernels.arch import ARCHES, arch_named
@@ -166,7 +167,7 @@ class MeasureProtocol:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field with its value."""
-        return asdict(self)
+        return dict(_values(self))
 
     @classmethod
     def from_dict(cls, raw: object) -> Self:
@@ -285,7 +286,7 @@ class TuneRequest:
             "arch": self.arch,
             "device": self.device,
             "mode": self.mode.value,
-            "budget": asdict(self.budget),
+            "budget": dict(_values(self.budget)),
             "protocol": self.protocol.to_dict(),
             "seed": self.seed,
             "sampler": self.sampler,
@@ -315,6 +316,23 @@ class TuneRequest:
 
         What the machine adds (driver, toolchain, template source) is the environment key's business.
         """
-        content = {"request": self.to_dict(), "space": choices(self.arch)}
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        canonical = (
+            f'{{"request":{_canonical(self.to_dict())},"space":{_canonical_space(tuple(choices(self.arch).items()))}}}'
+        )
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _canonical(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+@lru_cache(maxsize=16)
+def _canonical_space(space: tuple[tuple[str, tuple[object, ...]], ...]) -> str:
+    """Kept: a job of 4,096 problems asks for as many keys, and the space is most of the text."""
+    return _canonical(dict(space))
+
+
+@lru_cache(maxsize=64)
+def _values(part: Budget | MeasureProtocol) -> dict[str, Any]:
+    """Kept: all requests of a job share these parts. Callers copy it."""
+    return asdict(part)

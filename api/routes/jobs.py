@@ -7,6 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from api.deps import Db, IdempotencyKey, JobId, LastEventId, Settings
 from api.openapi import Responses, errors
+from api.replies import json_reply
 from api.schemas import JobIn, JobsQuery
 from api.services import events, jobs
 from api.views import JobList, JobSubmitted, JobView
@@ -14,15 +15,14 @@ from api.views import JobList, JobSubmitted, JobView
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-@router.post("", status_code=202, responses=errors(409, body=True), summary="Submit a job")
-def submit(body: JobIn, db: Db, response: Response, idempotency_key: IdempotencyKey = None) -> JobSubmitted:
+@router.post("", status_code=202, response_model=JobSubmitted, responses=errors(409, body=True), summary="Submit a job")
+def submit(body: JobIn, db: Db, idempotency_key: IdempotencyKey = None) -> Response:
     """Tune one or many problems. Equal problems share a study; a finished study is attached as it stands."""
     with db.read() as session:
         studies = jobs.wanted_studies(session, body)
     with db.write() as session:
         job = jobs.submit(session, body, studies, idempotency_key)
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return job
+    return json_reply(job, status_code=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
 @router.get("", responses=errors(422), summary="List jobs")
@@ -32,11 +32,11 @@ def listing(query: Annotated[JobsQuery, Query()], db: Db) -> JobList:
         return jobs.listing(session, query)
 
 
-@router.get("/{job_id}", responses=errors(404), summary="State of a job")
-def show(job_id: JobId, db: Db) -> JobView:
+@router.get("/{job_id}", response_model=JobView, responses=errors(404), summary="State of a job")
+def show(job_id: JobId, db: Db) -> Response:
     """State, trials by outcome, and the best time of each study so far."""
     with db.read() as session:
-        return jobs.show(session, job_id)
+        return json_reply(jobs.show(session, job_id))
 
 
 @router.delete("/{job_id}", responses=errors(404), summary="Cancel a job")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 from typing import TYPE_CHECKING, Any
 
 from api.errors import NoResult, ProblemError, RequestError
-from api.services.freshness import latest_environment, stale_reason
+from api.services.freshness import Today, stale_reason
 from api.services.problems import checked_problem
 from api.services.results import time_us
 from api.services.studies import problem_view
@@ -23,16 +24,19 @@ from search_space.model import rank
 from search_space.starting import starting_configs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
-    from api.schemas import BestBulkIn, BestOptions, BestQuery
+    from api.schemas import BestBulkIn, BestOptions, BestQuery, BulkShape
     from api.settings import ApiSettings
-    from db.models import Device, Result
+    from db.models import Result
     from kernels.config import GemmConfig
     from kernels.devices import DeviceProfile
     from kernels.problem import GemmProblem
+
+    Answer = Result | Row[*tuple[Any, ...]]  # with what `queries.best_exact_many` lists
 
 PUBLISHED = "checked"  # without a wish for less evidence, only published revisions answer
 MODELED = "modeled"
@@ -63,14 +67,18 @@ def answer(session: Session, query: BestQuery, settings: ApiSettings) -> BestVie
     target = Targets(devices).named(query.device)
     problem = checked_problem(m=query.m, n=query.n, k=query.k, dtype=query.dtype, layout=query.layout, target=target)
     asked = _question(problem, target, query, query.revision)
-    found = _answer(session, asked, devices, settings)
+    exact = _exact(session, asked, asked.evidence)
+    found = _answer(session, asked, exact, Today(devices), settings)
     if found is None:
         raise _nothing(session, asked) if asked.revision is None else _no_revision(session, asked)
     return found
 
 
 def answer_many(session: Session, body: BestBulkIn, settings: ApiSettings) -> BestBulk:
-    """Many shapes, each with an answer or with the reason why there is none. Raises UnknownTarget, RequestError."""
+    """Many shapes, each with an answer or with the reason why there is none. Raises UnknownTarget, RequestError.
+
+    The answers are those of `answer`. Exact ones come hundreds a statement; nearest shapes are looked for one by one.
+    """
     if body.allow_default and len(body.problems) > MAX_DEFAULTS:
         raise RequestError(
             f"problems: with allow_default at most {MAX_DEFAULTS} shapes at once, got {len(body.problems)}",
@@ -78,24 +86,33 @@ def answer_many(session: Session, body: BestBulkIn, settings: ApiSettings) -> Be
         )
     devices = queries.devices(session)
     target = Targets(devices).named(body.device)
-    items: list[BestView | BestMiss] = []
-    untuned: dict[str, GemmProblem] = {}
-    for shape in body.problems:
-        dtype = shape.dtype or body.dtype
-        try:
-            problem = checked_problem(m=shape.m, n=shape.n, k=shape.k, dtype=dtype, layout=body.layout, target=target)
-        except ProblemError as error:
-            asked = ProblemView(m=shape.m, n=shape.n, k=shape.k, dtype=dtype, layout=body.layout)
-            items.append(BestMiss(problem=asked, error=type(error).__name__, detail=error.detail))
-            continue
-        found = _answer(session, _question(problem, target, body), devices, settings)
-        if found is not None:
-            items.append(found)
-            continue
-        untuned[problem.key] = problem
-        detail = f"nothing is tuned for {problem} on {target}, or near it"
-        items.append(BestMiss(problem=_asked_view(problem), error=NoResult.__name__, detail=detail))
-    return BestBulk(items=items, submit=_submit(list(untuned.values()), target) if untuned else None)
+    asked = [_asked(shape, body, target) for shape in body.problems]
+    questions = {one: _question(one, target, body) for one in asked if not isinstance(one, BestMiss)}
+    exact, today = _exact_many(session, questions, target), Today(devices)
+    found = {
+        problem: _answer(session, question, exact.get(problem), today, settings)
+        for problem, question in questions.items()
+    }
+    untuned = [problem for problem, view in found.items() if view is None]
+    return BestBulk(
+        items=[one if isinstance(one, BestMiss) else found[one] or _untuned(one, target) for one in asked],
+        submit=_submit(untuned, target) if untuned else None,
+    )
+
+
+def _asked(shape: BulkShape, body: BestBulkIn, target: Target) -> GemmProblem | BestMiss:
+    """The problem, or why it is none."""
+    dtype = shape.dtype or body.dtype
+    try:
+        return checked_problem(m=shape.m, n=shape.n, k=shape.k, dtype=dtype, layout=body.layout, target=target)
+    except ProblemError as error:
+        view = ProblemView(m=shape.m, n=shape.n, k=shape.k, dtype=dtype, layout=body.layout)
+        return BestMiss(problem=view, error=type(error).__name__, detail=error.detail)
+
+
+def _untuned(problem: GemmProblem, target: Target) -> BestMiss:
+    detail = f"nothing is tuned for {problem} on {target}, or near it"
+    return BestMiss(problem=_asked_view(problem), error=NoResult.__name__, detail=detail)
 
 
 def _question(problem: GemmProblem, target: Target, options: BestOptions, revision: int | None = None) -> Question:
@@ -108,15 +125,18 @@ def _question(problem: GemmProblem, target: Target, options: BestOptions, revisi
     )
 
 
-def _answer(session: Session, asked: Question, devices: Sequence[Device], settings: ApiSettings) -> BestView | None:
-    found = _exact(session, asked, asked.evidence)
+def _answer(
+    session: Session, asked: Question, exact: Answer | None, today: Today, settings: ApiSettings
+) -> BestView | None:
+    """The view of `exact`, or of what answers where there is none."""
+    found = exact
     if found is None and asked.revision is None:
         found = _nearest(session, asked, settings.nearest_limit_log2)
         if found is None and asked.allow_default:
             found = _exact(session, asked, MODELED)
             if found is None:
                 return _default(asked)
-    return None if found is None else _view(asked, found, devices)
+    return None if found is None else _view(asked, found, today)
 
 
 def _exact(session: Session, asked: Question, evidence: str) -> Result | None:
@@ -135,6 +155,23 @@ def _exact(session: Session, asked: Question, evidence: str) -> Result | None:
     )
 
 
+def _exact_many(
+    session: Session, questions: Mapping[GemmProblem, Question], target: Target
+) -> dict[GemmProblem, Answer]:
+    """`_exact` of all questions of one body, as far as there are results."""
+    groups: dict[tuple[str, str, str], dict[queries.Shape, GemmProblem]] = defaultdict(dict)
+    for problem, asked in questions.items():
+        kind = problem.dtype.value, problem.layout.value, asked.evidence
+        groups[kind][problem.m, problem.n, problem.k] = problem
+    found: dict[GemmProblem, Answer] = {}
+    for (dtype, layout, evidence), problems in groups.items():
+        rows = queries.best_exact_many(
+            session, problems, dtype, layout, arch=target.arch.name, device_name=target.device, evidence=evidence
+        )
+        found |= {problems[shape]: row for shape, row in rows.items()}
+    return found
+
+
 def _nearest(session: Session, asked: Question, limit_log2: float) -> Result | None:
     """The nearest tuned shape whose config is legal here; ties go to published results, then to more evidence."""
     problem, target = asked.problem, asked.target
@@ -150,15 +187,14 @@ def _nearest(session: Session, asked: Question, limit_log2: float) -> Result | N
         evidence=asked.evidence,
         factor=2.0**limit_log2,
     )
-    near = [row for row in rows if max(_apart(problem, row)) <= limit_log2 and _legal(problem, row, target)]
-    return min(
-        near,
-        key=lambda row: (sum(_apart(problem, row)), row.revision is None, -row.evidence_level, row.m, row.n, row.id),
-        default=None,
-    )
+    near = [(sum(apart), row) for row in rows if max(apart := _apart(problem, row)) <= limit_log2]
+    near.sort(key=lambda one: (one[0], one[1].revision is None, -one[1].evidence_level, one[1].m, one[1].n, one[1].id))
+    # Loaded one by one: the first is nearly always legal.
+    loaded = (queries.result(session, row.id) for _, row in near)
+    return next((row for row in loaded if row is not None and _legal(problem, row, target)), None)
 
 
-def _apart(problem: GemmProblem, row: Result) -> tuple[float, float, float]:
+def _apart(problem: GemmProblem, row: Answer) -> tuple[float, float, float]:
     """How far the tuned shape is in M, N and K, in powers of two."""
     return abs(log2(problem.m / row.m)), abs(log2(problem.n / row.n)), abs(log2(problem.k / row.k))
 
@@ -206,13 +242,16 @@ def _default(asked: Question) -> BestView | None:
     )
 
 
-def _view(asked: Question, row: Result, devices: Sequence[Device]) -> BestView:
-    apart = sum(_apart(asked.problem, row))
-    changed = stale_reason(row.environment, latest_environment(devices, row.device_name))
+def _view(asked: Question, row: Answer, today: Today) -> BestView:
+    problem = asked.problem
+    exact = (row.m, row.n, row.k) == (problem.m, problem.n, problem.k)
+    apart = 0.0 if exact else sum(_apart(problem, row))
+    changed = stale_reason(row.environment, today.environment(row.device_name))
+    shown = _asked_view(problem)
     return BestView(
-        match="nearest" if apart else "exact",
-        problem=_asked_view(asked.problem),
-        tuned_for=problem_view(row),
+        match="exact" if exact else "nearest",
+        problem=shown,
+        tuned_for=shown if exact else problem_view(row),
         distance=round(apart, 4),
         arch=row.arch,
         device=row.device_name,
@@ -226,7 +265,7 @@ def _view(asked: Question, row: Result, devices: Sequence[Device]) -> BestView:
         stale=bool(changed),
         stale_reason=changed,
         # A module computes one shape: the one of another shape would be refused when it is called.
-        artifact_sha256=None if apart else row.artifact_sha256 or None,
+        artifact_sha256=(row.artifact_sha256 or None) if exact else None,
         result_id=row.id,
     )
 

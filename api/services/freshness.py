@@ -23,12 +23,26 @@ def latest_environment(devices: Sequence[Device], name: str) -> Mapping[str, Any
     return max(seen, key=lambda device: (device.last_seen_at, device.uuid)).environment if seen else {}
 
 
+class Today:
+    """`latest_environment` by device name, each worked out once: thousands of answers are about one device."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+        self._known: dict[str, Mapping[str, Any]] = {}
+
+    def environment(self, name: str) -> Mapping[str, Any]:
+        """Of the device that was seen last under this name; empty when none was, or when it told nothing."""
+        if name not in self._known:
+            self._known[name] = latest_environment(self._devices, name)
+        return self._known[name]
+
+
 def stale_reason(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """What changed since, for people; empty when nothing did. A part that either side does not know counts as equal."""
     changes = []
     for name, label in _PARTS:
         before, now = stored.get(name), current.get(name)
-        if before and now and _significant(name, before) != _significant(name, now):
+        if before and now and before != now and _significant(name, before) != _significant(name, now):
             changes.append(f"{label} was {before}, is {now}")
     return "; ".join(changes)
 

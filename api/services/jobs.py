@@ -15,7 +15,7 @@ from api.services.targets import Targets
 from api.views import JobList, JobStudyView, JobSubmitted, JobSummary, JobView, StudyState
 from db import queries
 from db.queries import NewStudy
-from search_space.request import Budget, TuneRequest
+from search_space.request import Budget, MeasureProtocol, TuneRequest
 from search_space.request import RequestError as InvalidRequest
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from db.models import Device, Job
     from db.queries import FinishedStudy
 
+PROTOCOL = MeasureProtocol()  # one for all problems: it is checked when it is built
 NEVER = "made in another environment"  # no study has this environment key
 
 
@@ -80,6 +81,7 @@ def _new_study(body: JobIn, entry: JobProblem, budget: Budget, targets: Targets,
             device=target.device,
             mode=body.mode,
             budget=budget,
+            protocol=PROTOCOL,
             seed=body.seed,
         )
     except InvalidRequest as error:
@@ -167,7 +169,7 @@ def job_view(session: Session, job: Job) -> JobView:
     )
 
 
-def _job_study(study: Row[Any]) -> JobStudyView:
+def _job_study(study: Row[*tuple[Any, ...]]) -> JobStudyView:
     return JobStudyView(
         id=study.id,
         state=study.state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from api.services.lookup import found
 from api.services.studies import problem_view
@@ -11,6 +11,7 @@ from api.views import ResultList, ResultView
 from db import queries
 
 if TYPE_CHECKING:
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from api.schemas import ResultsQuery
@@ -75,6 +76,6 @@ def result_view(result: Result) -> ResultView:
     )
 
 
-def time_us(result: Result) -> float | None:
+def time_us(result: Result | Row[*tuple[Any, ...]]) -> float | None:
     """The measured median where there is one, else the model's estimate; `evidence` says which, in microseconds."""
     return result.median_us if result.median_us is not None else result.modeled_us

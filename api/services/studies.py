@@ -54,7 +54,7 @@ def found_study(session: Session, study_id: str) -> Study:
     return found(queries.study, session, study_id, "study", hint="GET /v1/jobs/{id} lists the studies of a job")
 
 
-def problem_view(row: Study | Result | Row[Any]) -> ProblemView:
+def problem_view(row: Study | Result | Row[*tuple[Any, ...]]) -> ProblemView:
     """The problem's columns as one object."""
     return ProblemView(m=row.m, n=row.n, k=row.k, dtype=row.dtype, layout=row.layout)
 

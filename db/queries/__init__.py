@@ -6,6 +6,7 @@ opened the session does. Functions that change something need a `write()` sessio
 
 from __future__ import annotations
 
+from db.queries.best import Shape, best_exact, best_exact_many, results_nearby
 from db.queries.devices import add_artifact, artifact, device, devices, known_bad, upsert_device
 from db.queries.exports import claim_next_export, create_export, export, finish_export
 from db.queries.jobs import (
@@ -24,13 +25,11 @@ from db.queries.jobs import (
 from db.queries.results import (
     NewResult,
     add_result,
-    best_exact,
     publish_result,
     result,
     results,
     results_exact,
     results_for_nk,
-    results_nearby,
     revisions,
 )
 from db.queries.studies import (
@@ -60,10 +59,12 @@ __all__ = [
     "NewMeasurement",
     "NewResult",
     "NewStudy",
+    "Shape",
     "add_artifact",
     "add_result",
     "artifact",
     "best_exact",
+    "best_exact_many",
     "cancel_job",
     "claim_next_export",
     "claim_next_study",

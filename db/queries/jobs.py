@@ -125,9 +125,10 @@ _LIVE_OF_KEYS = (
 
 def _add_studies(session: Session, wanted: Sequence[NewStudy], mode: str) -> dict[str, str]:
     """Store new studies; gives their ids by study key."""
+    ids = [new_id() for _ in wanted]
     rows = [
         {
-            "id": new_id(),
+            "id": study_id,
             "study_key": one.study_key,
             "m": one.m,
             "n": one.n,
@@ -140,11 +141,11 @@ def _add_studies(session: Session, wanted: Sequence[NewStudy], mode: str) -> dic
             "request": one.request,
             "seed": one.seed,
         }
-        for one in wanted
+        for one, study_id in zip(wanted, ids, strict=True)
     ]
     if rows:
         session.execute(insert(Study), rows)
-    return {row["study_key"]: row["id"] for row in rows}
+    return {one.study_key: study_id for one, study_id in zip(wanted, ids, strict=True)}
 
 
 def job(session: Session, job_id: str) -> Job | None:
@@ -191,7 +192,7 @@ def job_studies(session: Session, job_id: str) -> Sequence[tuple[JobStudy, Study
     return [(link, study) for link, study in session.execute(query)]
 
 
-def study_summaries(session: Session, job_id: str) -> Sequence[Row[Any]]:
+def study_summaries(session: Session, job_id: str) -> Sequence[Row[*tuple[Any, ...]]]:
     """What an overview of a job shows of its studies, in the order of its problems. Called by GET /v1/jobs/{id}.
 
     Rows with weight, id, state, reason, the problem's columns, arch, device_name, counts, best_trial and best_us. Whole

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Double, and_, bindparam, func, literal, or_, select, update
+from sqlalchemy import and_, bindparam, func, or_, select, update
 
 from db.database import hold
 from db.errors import NotPublishable
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from sqlalchemy import BindParameter, ColumnElement, Select
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.orm import Session
 
-_CHECKED = EVIDENCE_ORDER.index("checked")
+CHECKED = EVIDENCE_ORDER.index("checked")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,61 +153,10 @@ def _on(query: Select[Result], arch: str | None, device_name: str | None) -> Sel
     return query
 
 
-def _shown(*, candidates: bool) -> ColumnElement[bool]:
+def shown(*, candidates: bool) -> ColumnElement[bool]:
     """Published revisions, and where `candidates`, also those with the parameter `evidence_level` or more."""
     published = Result.revision.is_not(None)
     return or_(published, Result.evidence_level >= bindparam("evidence_level")) if candidates else published
-
-
-def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say it)
-    session: Session,
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    layout: str,
-    *,
-    arch: str | None = None,
-    device_name: str | None = None,
-    evidence: str = "checked",
-    revision: int | None = None,
-    environment_key: str | None = None,
-) -> Result | None:
-    """The answer for exactly this problem, or None. Called by GET and POST /v1/best.
-
-    evidence: least evidence wanted. The newest published revision is the answer; only where there is none, and less
-        than `checked` is asked for, the candidate with the most evidence, the newest of these
-    revision: this published revision and no other
-    environment_key: only results made in this environment; None accepts any
-    Raises ValueError for an unknown word of evidence.
-    """
-    level = evidence_level([evidence])
-    given: dict[str, Any] = {"arch": arch, "device_name": device_name, "revision": revision}
-    given["environment_key"] = environment_key
-    given = {name: value for name, value in given.items() if value is not None}
-    statement = _best_statement(frozenset(given), candidates=level < _CHECKED)
-    asked = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "evidence_level": level, **given}
-    return session.scalar(statement, asked)
-
-
-@cache
-def _best_statement(given: frozenset[str], *, candidates: bool) -> Select[Result]:
-    """The statement of `best_exact`, built once for each choice of filters.
-
-    Building it costs more than running it: 2.7 ms of CPU time a question against 1.0 ms when kept (one million rows).
-    """
-    fixed = ("m", "n", "k", "dtype", "layout")
-    query = select(Result).where(*(getattr(Result, name) == bindparam(name) for name in (*fixed, *sorted(given))))
-    query = query.where(_shown(candidates=candidates))
-    return query.order_by(
-        # Portable spelling of "nulls last": SQLite and PostgreSQL place them at opposite ends.
-        Result.published_at.is_(None),
-        Result.published_at.desc(),
-        Result.revision.desc(),
-        Result.evidence_level.desc(),
-        Result.created_at.desc(),
-        Result.id,
-    ).limit(1)
 
 
 def results_exact(  # noqa: PLR0917  (as best_exact)
@@ -226,60 +174,6 @@ def results_exact(  # noqa: PLR0917  (as best_exact)
     """Every result of a problem, candidates too, newest first. Called by the result page and the regression report."""
     query = _on(select(Result).where(*_problem(m, n, k, dtype, layout)), arch, device_name)
     return session.scalars(query.order_by(Result.created_at.desc(), Result.id).limit(limit)).all()
-
-
-def results_nearby(
-    session: Session,
-    n: int,
-    k: int,
-    dtype: str,
-    layout: str,
-    *,
-    arch: str | None = None,
-    device_name: str | None = None,
-    m: int | None = None,
-    evidence: str = "checked",
-    factor: float = 2.0,
-    limit: int = 32,
-) -> Sequence[Result]:
-    """Results of shapes whose N and K lie within a factor, roughly nearest first. Called by GET /v1/best.
-
-    The caller computes the exact distance and checks that the config is legal for the asked shape. Of each problem and
-    device only the current revision is looked at, or the current candidates where `evidence` asks for less.
-
-    m: where given, M must lie within the factor too
-    factor: N and K between a `factor`-th and `factor` times the asked one; at least 1
-    limit: most results returned
-    """
-    level = evidence_level([evidence])
-    asked = {"n": n, "k": k} if m is None else {"n": n, "k": k, "m": m}
-    given = {"dtype": dtype, "layout": layout, "arch": arch, "device_name": device_name}
-    given = {name: value for name, value in given.items() if value is not None}
-    values: dict[str, Any] = {**given, "evidence_level": level, "limit": limit}
-    for name, extent in asked.items():
-        values |= {name: float(extent), f"{name}_low": int(extent / factor), f"{name}_high": int(extent * factor)}
-    statement = _nearby_statement(tuple(asked), frozenset(given), candidates=level < _CHECKED)
-    return session.scalars(statement, values).all()
-
-
-@cache
-def _nearby_statement(extents: tuple[str, ...], given: frozenset[str], *, candidates: bool) -> Select[Result]:
-    """The statement of `results_nearby`, built once for each choice of filters."""
-    nearness: ColumnElement[Any] = literal(0.0)
-    where: list[ColumnElement[bool]] = [Result.current.is_(True), _shown(candidates=candidates)]
-    where += [getattr(Result, name) == bindparam(name) for name in sorted(given)]
-    for name in extents:
-        column = getattr(Result, name)
-        where += [column >= bindparam(f"{name}_low"), column <= bindparam(f"{name}_high")]
-        # SQLite may lack log(), so rank by x/asked + asked/x: the least at x = asked, equal for x and asked^2/x as the
-        # logarithmic distance is, and near to its square.
-        asked: BindParameter[float] = bindparam(name, type_=Double())
-        nearness += column / asked + asked / column
-    # Ids first: the index holds all that this part reads, so of a wide range only the rows returned are fetched.
-    ids = select(Result.id, nearness.label("nearness")).where(*where)
-    nearest = ids.order_by(nearness, Result.m, Result.id).limit(bindparam("limit")).subquery()
-    query = select(Result).join(nearest, Result.id == nearest.c.id)
-    return query.order_by(nearest.c.nearness, Result.m, Result.id)
 
 
 def results_for_nk(
@@ -305,7 +199,7 @@ def results_for_nk(
         Result.layout == layout,
         Result.n == n,
         Result.k == k,
-        _shown(candidates=level < _CHECKED),
+        shown(candidates=level < CHECKED),
     )
     ordered = query.order_by(
         Result.m, Result.revision.is_(None), Result.evidence_level.desc(), Result.created_at.desc(), Result.id

@@ -204,7 +204,7 @@ def newest_finished(session: Session, study_keys: Collection[str]) -> dict[str, 
     return found
 
 
-def _newest_finished() -> Select[Any]:
+def _newest_finished() -> Select[*tuple[Any, ...]]:
     place = func.row_number().over(partition_by=Study.study_key, order_by=(Study.finished_at.desc(), Study.id))
     ranked = (
         select(Study.id, place.label("place"))

@@ -271,6 +271,31 @@ def test_bulk_answers_in_the_order_of_the_shapes(service: Service) -> None:
     assert service.http.post("/v1/jobs", json=answer["submit"]).status_code == 202
 
 
+@pytest.mark.parametrize("wish", [{}, {"evidence": "modeled"}, {"allow_default": True}])
+def test_bulk_answers_are_those_of_single_questions(service: Service, wish: dict[str, Any]) -> None:
+    """Exact, nearest, default and missing, with candidates, both dtypes and a shape asked twice."""
+    service.add_device()
+    for m in (64, 128, 4096):
+        service.add_result(m=m)
+    service.add_result(m=128, median_us=170.0)
+    service.add_result(m=128, dtype="fp16", environment=H200_ENVIRONMENT | {"driver": "570.1"})
+    service.add_result(m=256, publish=False, evidence=("measured",))
+    service.add_result(m=512, config=SM90_CONFIG | {"pipe_depth": 16})
+    asked = [{"m": m} for m in (64, 128, 100, 256, 300, 513, 1, 4096, 5000, 128)]
+    asked += [{"m": m, "dtype": "fp16"} for m in (128, 130, 4096)] + [{"m": 64, "n": 512}]
+    problems = [{"n": 4096, "k": 4096} | shape for shape in asked]
+    items = service.http.post("/v1/best", json={"device": "h200", "problems": problems, **wish}).json()["items"]
+    matches = set()
+    for problem, item in zip(problems, items, strict=True):
+        response = service.http.get("/v1/best", params={"device": "h200", **problem, **wish})
+        matches.add(item["match"])
+        if item["match"] == "none":
+            assert (response.status_code, response.json()["error"]) == (404, item["error"])
+        else:
+            assert response.json() == item
+    assert matches == {"exact", "nearest", "default" if wish.get("allow_default") else "none"}
+
+
 def test_bulk_with_defaults_leaves_nothing_to_submit(service: Service) -> None:
     """Every legal shape has a default."""
     body = {"problems": [{"m": m, "n": 512, "k": 512} for m in (1, 64)], "device": "b200", "allow_default": True}

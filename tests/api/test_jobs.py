@@ -58,6 +58,16 @@ def test_equal_problems_of_a_job_share_one_study_and_add_their_weights(service: 
     assert [study["weight"] for study in shown["studies"]] == [3.5]
 
 
+def test_largest_job_is_taken_and_shown_in_the_order_of_its_problems(service: Service) -> None:
+    """4,096 problems, posted and shown: one study each."""
+    problems = [{"m": m, "n": 64, "k": 64} for m in range(1, 4097)]
+    job = service.submit(problems=problems)
+    shown = service.http.get(f"/v1/jobs/{job['id']}").json()
+    assert [study["problem"]["m"] for study in shown["studies"]] == list(range(1, 4097))
+    assert [study["id"] for study in shown["studies"]] == [study["id"] for study in job["studies"]]
+    assert shown["states"] == {"QUEUED": 4096}
+
+
 def test_problem_overrides_the_architecture_of_its_job(service: Service) -> None:
     """One job covers both architectures; a problem's own arch also puts the job's device aside."""
     problems = [{"m": 64, "n": 64, "k": 64}, {"m": 64, "n": 64, "k": 64, "arch": "sm_100a"}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import event
 
 from db import queries
 from db.errors import IdempotencyConflict
@@ -106,6 +107,56 @@ def test_a_problem_listed_twice_in_a_job_is_tuned_once(database: Database) -> No
         assert len(studies) == 2
         assert studies[0] is studies[1]
         assert posted.counts["studies"] == {"QUEUED": 1}
+
+
+def test_one_job_mixes_finished_live_new_and_repeated_problems(database: Database) -> None:
+    """Each place of the job holds the study that its own problem would get alone."""
+    with database.write() as session:
+        done = only_study(session, post_job(session, "a"))
+    run_study(database, "DONE")
+    with database.write() as session:
+        live = only_study(session, post_job(session, "b"))
+        posted = post_job(session, "c", "b", "a", "c", "d")
+        ids = [study.id for study in queries.studies_of_job(session, posted.id)]
+        assert ids[1:3] == [live, done]
+        assert ids[0] == ids[3]
+        assert len(set(ids)) == 4
+        assert posted.counts["studies"] == {"QUEUED": 3, "DONE": 1}
+        assert posted.state == "RUNNING"
+
+
+def test_the_newest_finished_study_is_shared_before_a_live_one(database: Database) -> None:
+    """A forced run that waits does not make others wait for it; of two that are done the newer answers."""
+    with database.write() as session:
+        post_job(session, "a")
+        run = queries.claim_next_study(session, "tuner")
+        assert run is not None
+        queries.finish_study(session, run.id, state="DONE")
+        post_job(session, "a", force=True)
+        newer = queries.claim_next_study(session, "tuner")
+        assert newer is not None
+        assert only_study(session, post_job(session, "a")) == run.id
+        queries.finish_study(session, newer.id, state="DONE")
+        assert only_study(session, post_job(session, "a")) == newer.id
+
+
+def test_a_job_of_thousands_takes_few_statements(database: Database) -> None:
+    """The write lock is held for them: two statements a problem took 12 s for 4,096 problems."""
+    wanted = [new_study("a", study_key=f"{number:064x}", m=number + 1) for number in range(1200)]
+    for force, most in ((True, 10), (False, 20)):
+        statements: list[str] = []
+
+        def note(_c: Any, _cursor: Any, text: str, *_: Any, seen: list[str] = statements) -> None:
+            seen.append(text)
+
+        with database.write() as session:
+            event.listen(session.get_bind(), "before_cursor_execute", note)
+            posted = queries.create_job(session, request={}, mode="measure", studies=wanted, force=force)
+            event.remove(session.get_bind(), "before_cursor_execute", note)
+            summaries = queries.study_summaries(session, posted.id)
+        assert len(statements) <= most
+        assert [row.m for row in summaries] == list(range(1, 1201))
+        assert posted.counts["studies"] == {"QUEUED": 1200}
 
 
 def test_an_idempotency_key_gives_the_job_that_it_made(database: Database) -> None:

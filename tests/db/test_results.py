@@ -171,6 +171,29 @@ def test_results_are_paged_and_filtered(database: Database) -> None:
         assert queries.results(session, after="unknown") == []
 
 
+@pytest.mark.parametrize("evidence", ["modeled", "measured", "checked"])
+@pytest.mark.parametrize("device_name", [None, "NVIDIA H200"])
+def test_many_exact_questions_have_the_answers_of_single_ones(
+    database: Database, evidence: str, device_name: str | None
+) -> None:
+    """Revisions, candidates of every level, two devices, other dtypes, and shapes without a result."""
+    with database.write() as session:
+        for m in (1, 2, 3, 4):
+            publish(session, m=m, median_us=50.0)
+            publish(session, m=m, median_us=49.0)
+            queries.add_result(session, new_result(m=m + 2, evidence=("measured",)))
+            queries.add_result(session, new_result(m=m + 3, evidence=("modeled",)))
+            publish(session, m=m + 4, device_name="NVIDIA H100 80GB HBM3")
+            publish(session, m=m + 7, dtype="fp16")
+    shapes = [(m, 4096, 4096) for m in (*range(1, 700), 2)]
+    asked: dict[str, Any] = {"arch": "sm_90a", "device_name": device_name, "evidence": evidence}
+    with database.read() as session:
+        many = queries.best_exact_many(session, shapes, "bf16", "NT", **asked)
+        single = {shape: queries.best_exact(session, *shape, "bf16", "NT", **asked) for shape in shapes[:20]}
+    expected = {shape: result.id for shape, result in single.items() if result is not None}
+    assert {shape: row.id for shape, row in many.items()} == expected
+
+
 def test_nearby_results_come_nearest_first_within_the_factor(database: Database) -> None:
     """Distance is by ratio: half as wide is as far as twice as wide."""
     with database.write() as session:
@@ -247,7 +270,13 @@ def test_the_named_questions_are_answered_from_an_index(database: Database) -> N
         nearby = plans(
             database, session, lambda: queries.results_nearby(session, 4096, 4096, "bf16", "NT", arch="sm_90a")
         )
-    assert any("m=? AND n=? AND k=? AND dtype=? AND layout=? AND arch=? AND device_name=?" in line for line in exact)
+        many = plans(
+            database,
+            session,
+            lambda: queries.best_exact_many(session, [(1, 8, 8)], "bf16", "NT", arch="sm_90a", device_name="GPU"),
+        )
+    for plan in (exact, many):
+        assert any("m=? AND n=? AND k=? AND dtype=? AND layout=? AND arch=? AND device_name=?" in line for line in plan)
     covered = "COVERING INDEX ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND n>? AND n<?)"
     assert any(covered in line for line in nearby)
-    assert not any(line.startswith("SCAN results") for line in (*exact, *nearby))
+    assert not any(line.startswith("SCAN results") for line in (*exact, *nearby, *many))

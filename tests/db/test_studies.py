@@ -143,6 +143,10 @@ def test_the_newest_done_study_of_a_key_is_found(database: Database) -> None:
         assert (newest.environment_key, older.environment_key) == ("new", "old")
         assert queries.finished_study(session, "a" * 64, "other") is None
         assert queries.finished_study(session, "b" * 64) is None
+        many = queries.newest_finished(session, ["a" * 64, "b" * 64])
+        assert newest is not None
+        assert list(many) == ["a" * 64]
+        assert many["a" * 64].environment_key == newest.environment_key
 
 
 def test_a_trial_is_stored_once_with_its_samples(database: Database) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from search_space.request import (
     TuneRequest,
     resolve_target,
 )
+from search_space.space import choices
 
 SQUARE = {"m": 512, "n": 512, "k": 512}
 
@@ -199,6 +202,14 @@ def test_study_key_does_not_depend_on_how_a_number_is_written() -> None:
     whole = TuneRequest.from_dict({"problem": SQUARE, "arch": "sm_90a", "budget": {"wall_s": 600}})
     assert whole.study_key == TuneRequest.from_dict({"problem": SQUARE, "arch": "sm_90a"}).study_key
     assert len(whole.study_key) == 64
+
+
+def test_study_key_is_the_hash_of_request_and_space_as_canonical_json() -> None:
+    """Keys in a store stay valid: the text that is hashed is what json.dumps with sorted keys writes."""
+    request = TuneRequest.from_dict({"problem": SQUARE, "arch": "sm_90a", "seed": 3})
+    content = {"request": request.to_dict(), "space": choices("sm_90a")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert request.study_key == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_study_key_changes_with_the_choices_of_the_space(monkeypatch: pytest.MonkeyPatch) -> None:
