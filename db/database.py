@@ -64,6 +64,7 @@ class Database:
         self._where = where
         self._read_only = read_only
         self._busy_timeout_s = busy_timeout_s
+        self._file = None if path is None else sqlite_file.note_open(path)
         self._readers = sessionmaker(engine, expire_on_commit=False)
         # IMMEDIATE: a transaction that reads before it writes would otherwise fail at once, without waiting, when
         # another writer came in between (measured with SQLite 3.40 in WAL mode).
@@ -91,13 +92,13 @@ class Database:
                 parsed, create=create, migrate=migrate, read_only=read_only, busy_timeout_s=busy_timeout_s
             )
         path = sqlite_path(parsed)
-        with translated(str(path), busy_timeout_s):
+        with translated(str(path), busy_timeout_s), sqlite_file.opening:
             found = sqlite_file.look_at(path)
             if read_only:
                 return cls._open_for_reading(path, found, busy_timeout_s)
             _prepare_sqlite(path, found, create=create, migrate=migrate, busy_timeout_s=busy_timeout_s)
-        engine = _sqlite_engine(f"{path.absolute().as_uri()}?mode=rw", busy_timeout_s)
-        return cls(engine, where=str(path), path=path, read_only=False, busy_timeout_s=busy_timeout_s)
+            engine = _sqlite_engine(f"{path.absolute().as_uri()}?mode=rw", busy_timeout_s)
+            return cls(engine, where=str(path), path=path, read_only=False, busy_timeout_s=busy_timeout_s)
 
     @classmethod
     def _open_for_reading(cls, path: Path, found: sqlite_file.Found, busy_timeout_s: float) -> Database:
@@ -157,6 +158,9 @@ class Database:
     def close(self) -> None:
         """Close all connections. The last process to close a SQLite database folds its log into the file."""
         self._engine.dispose()
+        if self._file is not None:
+            sqlite_file.note_closed(self._file)
+            self._file = None
 
     def __enter__(self) -> Database:
         return self

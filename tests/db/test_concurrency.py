@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -153,3 +155,36 @@ def test_a_writer_killed_in_a_transaction_leaves_the_state_before_it(processes: 
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+_READ_AND_CLOSE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+print(connection.execute("SELECT count(*) FROM devices").fetchone()[0])
+connection.close()
+"""
+
+
+def test_opening_a_file_again_in_one_process_does_not_drop_its_locks(tmp_path: Path) -> None:
+    """C11: with the locks gone, another process's last close removed the log, and the next commit was lost."""
+    path = tmp_path / "locks.db"
+
+    def devices_seen_elsewhere() -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", _READ_AND_CLOSE, str(path)], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    def add_device(database: Database, uuid: str) -> None:
+        with database.write() as session:
+            queries.upsert_device(
+                session, uuid=uuid, name="GPU", arch="sm_90a", sm_count=132, state="READY", reason="", environment={}
+            )
+
+    with Database.open(f"sqlite:///{path}") as database:
+        add_device(database, "GPU-1")
+        Database.open(f"sqlite:///{path}").close()
+        Database.open(f"sqlite:///{path}", read_only=True).close()
+        assert devices_seen_elsewhere() == 1
+        add_device(database, "GPU-2")
+        assert devices_seen_elsewhere() == 2
