@@ -220,8 +220,11 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         detail, hint = f"{method} is not served by {path!a}", f"allowed here: {allowed}"
-    elif error.status_code == 400:
+    elif (
+        error.status_code == 400
+    ):  # the framework could not read the body at all: for us a malformed request like others
         hint = "send a JSON document with Content-Type: application/json"
+        return error_response(422, "RequestError", "body: cannot be read as JSON", hint)
     return error_response(error.status_code, name, detail, hint, headers=error.headers)
 
 

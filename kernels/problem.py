@@ -79,9 +79,9 @@ class GemmProblem:
     @classmethod
     def parse(cls, text: str, *, dtype: str = "bf16", layout: str = "NT") -> GemmProblem:
         """Read `MxNxK` as people type it on the command line. Raises ProblemError."""
-        match = re.fullmatch(r"(-?\d+)[xX](-?\d+)[xX](-?\d+)", text.strip())
+        match = re.fullmatch(r"(-?[0-9]{1,19})[xX](-?[0-9]{1,19})[xX](-?[0-9]{1,19})", text.strip())
         if match is None:
-            raise ProblemError(f"{text!r} is not a shape: write MxNxK, for example 4096x4096x4096", field="shape")
+            raise ProblemError(f"{text[:60]!r} is not a shape: write MxNxK, for example 4096x4096x4096", field="shape")
         m, n, k = (int(part) for part in match.groups())
         return cls(m=m, n=n, k=k, dtype=Dtype.parse(dtype), layout=Layout.parse(layout))
 

@@ -73,6 +73,12 @@ class Client:
         """timeout_s bounds each request; transport replaces the network in tests."""
         self.base_url = base_url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            scheme = httpx.URL(self.base_url).scheme
+        except httpx.InvalidURL as error:
+            raise _bad_address(base_url, str(error)) from error
+        if scheme not in ("http", "https"):
+            raise _bad_address(base_url, "it must begin with http:// or https://")
         self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=timeout_s, transport=transport)
 
     def __enter__(self) -> Self:
@@ -262,6 +268,11 @@ class Client:
             hint = "start it with `gemm-tuner serve`, or give its address with --url"
             detail = f"cannot reach {self.base_url}: {error}"
             raise ClientError(status=0, error="Unreachable", detail=detail, hint=hint) from error
+
+
+def _bad_address(address: str, why: str) -> ClientError:
+    detail = f"{address!r} is no address of a service: {why}"
+    return ClientError(status=0, error="InvalidAddress", detail=detail, hint="such as http://127.0.0.1:8000")
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from db.errors import DatabaseError
+from tests.cli.conftest import ROOT
 from tuner.cli import embedded, watch
 from tuner.export import load_bundle
 
@@ -164,3 +169,44 @@ def test_device_list_and_jobs_of_an_embedded_run(cli: Cli) -> None:
     job = cli(*TUNE).document["id"]
     assert job in cli("jobs").out
     assert "Fake H200" in json.dumps(cli("devices", "--json").document["devices"])
+
+
+def test_terminated_tune_ends_as_ctrl_c_does(home: Path) -> None:
+    """SIGTERM cancels the job, keeps what is done and says how to go on; nobody finds it RUNNING afterwards."""
+    environment = os.environ | {"GEMM_TUNER_HOME": str(home), "GEMM_TUNER_FAKE_SCALE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "import sys; from tuner.cli.main import main; sys.exit(main())"]
+    with subprocess.Popen(
+        [*command, "tune", "64x128x64", "--arch", "sm_90a", "--trials", "40"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "trial" in line)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+    assert process.returncode == 1
+    assert "was cancelled" in rest
+    assert "job resume" in rest
+    assert "Traceback" not in rest
+
+
+def test_measuring_without_a_gpu_is_refused_before_anything_is_queued(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local engine finds no GPU here; the job is not left for a later command to trip over."""
+    monkeypatch.setenv("GEMM_TUNER_ENGINE", "local")
+    monkeypatch.setattr("tuner.engine.local._list_gpus", tuple)
+    ran = cli("tune", "64x128x64", "--arch", "sm_90a", "--mode", "measure")
+    assert ran.status == 1
+    assert "no sm_90a GPU on this machine" in ran.error_line
+    assert cli("jobs", "--json").document == []
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "notaurl", "ftp://127.0.0.1"])
+def test_address_that_is_none_is_a_wrong_request(cli: Cli, url: str) -> None:
+    """Exit status 2, and no advice to start a service that has nothing to do with it."""
+    ran = cli("jobs", "--url", url)
+    assert ran.status == 2
+    assert "is no address of a service" in ran.error_line

@@ -42,7 +42,7 @@ def test_unserved_dtype_or_layout_is_refused(arguments: dict[str, str], field: s
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("text", ["", "8x8", "8x8x8x8", "axbxc", "8.0x8x8", "8 x 8 x 8"])
+@pytest.mark.parametrize("text", ["", "8x8", "8x8x8x8", "axbxc", "8.0x8x8", "8 x 8 x 8", "9" * 5000 + "x8x8", "٣x8x8"])
 def test_text_that_is_no_shape_is_refused(text: str) -> None:
     """The message shows how to write one."""
     with pytest.raises(ProblemError, match="write MxNxK"):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tuner.client import Client
 
 NOTHING_TO_SHOW = ("FAILED", "CANCELLED")
+LIVE = ("RUNNING", "QUEUED")
 
 
 def tune(args: argparse.Namespace, settings: Settings) -> int:
@@ -31,10 +32,13 @@ def tune(args: argparse.Namespace, settings: Settings) -> int:
     output = Output(as_json=args.json)
     with connected(args, settings) as client:
         body = _body(client, args, settings, problems)
+        older = [] if args.url else [job["id"] for state in LIVE for job in client.jobs(state=state)]
         submitted = client.submit_job(body)
         output.text(f"job {submitted['id']}")
         if body["mode"] == "model" and args.mode is None:
             warn(f"no {body.get('device') or body['arch']} GPU at hand: times will be modeled, not measured")
+        if older:
+            warn(f"{len(older)} unfinished jobs of this home go first, such as {older[0]}: gemm-tuner cancel drops one")
         if args.detach:
             output.document(submitted)
             return 0
@@ -125,8 +129,15 @@ def _tuning(args: argparse.Namespace, settings: Settings) -> Iterator[Callable[[
 
 
 def _body(client: Client, args: argparse.Namespace, settings: Settings, problems: list[GemmProblem]) -> dict[str, Any]:
-    gpus = [] if args.mode and (args.arch or args.device) else live_gpus(client, args, settings)
+    here = args.mode == "measure" and not args.url
+    named = args.mode and (args.arch or args.device)
+    gpus = [] if named and not here else live_gpus(client, args, settings)
     wanted = target(gpus, arch=args.arch, device=args.device)
+    if here and not has_live(gpus, wanted):
+        raise WorkFailed(
+            f"no {wanted.get('device') or wanted['arch']} GPU on this machine to measure on",
+            hint="use --mode model, or --url of a service that has one",
+        )
     mode = args.mode
     if mode is None:
         mode = "measure" if has_live(gpus, wanted) else "model"

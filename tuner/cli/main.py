@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ log = logging.getLogger("gemm-tuner")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Never prints a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # a program of its own: being told to stop ends as Ctrl-C does, with the work kept
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     as_json = "--json" in arguments
     try:
         args = build_parser().parse_args(arguments)

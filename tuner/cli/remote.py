@@ -41,7 +41,7 @@ def connected(args: argparse.Namespace, settings: Settings) -> Iterator[Client]:
 
 def as_command_error(error: ClientError) -> CommandError:
     """Exit status 2 when the request was wrong, 1 when the service could not do it."""
-    wrong = 400 <= error.status < 500 and error.error not in NOT_YET
+    wrong = error.error == "InvalidAddress" or (400 <= error.status < 500 and error.error not in NOT_YET)
     return (UsageError if wrong else WorkFailed)(error.detail, hint=error.hint)
 
 
