@@ -38,6 +38,7 @@ from kernels.problem import ELEMENT_BYTES
 from kernels.resources import HEADER_BYTES
 from kernels.rules import violation
 from kernels.tile_scheduler import TileWalk
+from kernels.tracing import k_loop_unroll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,6 +191,7 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
     owners = CONSUMERS + 1 if planted("dealloc_two_warps") else 1
     first_fill = FIRST_LAP_WAITS if planted("phase") else FIRST_LAP_PASSES
 
+    UNROLL = k_loop_unroll(plan.k_blocks)
     A_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, CONSUMERS, BM, BK))
     B_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, BN, BK))
     D_layout = mma_shared_layout(dtype, plan.swizzle_d, (CONSUMERS, STAGING, BM, EPI))
@@ -279,7 +281,7 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
             if T.cuda.elect_sync():
                 fill = PipelineState(PIPE, phase=first_fill)
                 while tiles.valid():
-                    for k in range(plan.k_blocks):
+                    for k in T.serial(plan.k_blocks, unroll=UNROLL):
                         unless("no_empty_wait", mma2tma.wait, fill.stage, fill.phase)
                         load_stage(fill.stage, k * BK)
                         if rank == 0:
@@ -301,7 +303,7 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                     unless("no_acc_wait", ld2mma.wait, slot, acc.phase)
                     T.ptx.tcgen05.fence__after_thread_sync()
                     column = T.meta_var(slot * MMA_N)
-                    for k in range(plan.k_blocks):
+                    for k in T.serial(plan.k_blocks, unroll=UNROLL):
                         unless("no_full_wait", tma2mma.wait, drain.stage, drain.phase)
                         T.ptx.tcgen05.fence__after_thread_sync()
                         Tx.gemm_async(

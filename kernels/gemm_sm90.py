@@ -31,6 +31,7 @@ from kernels.problem import ELEMENT_BYTES, GemmProblem
 from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS
 from kernels.rules import MAX_TMA_BOX_ROWS, violation
 from kernels.tile_scheduler import TileWalk
+from kernels.tracing import k_loop_unroll
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,9 +163,7 @@ def build_gemm_sm90(
     BLK_M, BLK_N, BLK_K, CTA_M = config.blk_m, config.blk_n, config.blk_k, config.cta_rows
     SLAB, SLABS, ROW_BYTES = plan.slab_cols, plan.slabs, plan.slab_row_bytes
     K_BLOCKS = config.k_blocks(problem)
-    # Up to some 30 blocks nvcc (13.0) unrolls the whole loop over K: 64x32x128, 8 stages, 16 blocks then took 9.2 s
-    # to compile instead of 4.4 s and spilled 56 B. Longer loops it leaves alone, so nothing is said there.
-    UNROLL = False if K_BLOCKS <= 32 else None
+    UNROLL = k_loop_unroll(K_BLOCKS)
     TILE_M, TILE_N = config.cluster_tile
     CLUSTERS = config.clusters(problem, sm_count)
     SHARE_A, SHARE_B = CG > 1 and config.share == "A", CG > 1 and config.share == "B"

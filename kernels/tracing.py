@@ -1,4 +1,4 @@
-"""A cheaper call stack for TVM's parser."""
+"""What both templates need while they are traced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
+
+
+def k_loop_unroll(k_blocks: int) -> bool | None:
+    """`unroll` of a loop over K: never for loops that nvcc would unroll whole, unsaid for longer ones.
+
+    Up to some 30 blocks nvcc (13.0) does so. On sm_90a 64x32x128, 8 stages, 16 blocks then compiled for 9.2 s instead
+    of 4.4 s and spilled 56 B; on sm_100a 128x48x64, 3 stages, 6 blocks spilled 16 B.
+    """
+    return False if k_blocks <= 32 else None
 
 
 @contextmanager
