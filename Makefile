@@ -76,7 +76,7 @@ soak-faults: setup  ## 2,000 injected faults in a random mix, on invented device
 
 soak-cost: setup  ## what a trial and a question cost on this machine
 	$(BIN)/python -m tests.soak.trial_cost --out results/host/trial_cost.json
-	$(BIN)/python -m tests.soak.best_latency --out results/host/best_latency.json
+	$(BIN)/python -m tests.soak.best_latency > results/host/best_latency.json; cat results/host/best_latency.json
 
 requirements: setup  ## pin again from pyproject.toml
 	$(PIP) install --quiet uv
