@@ -291,14 +291,3 @@ def _run(command: list[Any], *, what: str) -> str:
         last = next((line for line in reversed(log.splitlines()) if line.strip()), f"exit status {done.returncode}")
         raise CompileError(f"{what} failed: {last.strip()[:300]}", log_tail=log[-_LOG_TAIL_CHARS:])
     return log
-
-
-__all__ = [
-    "CompiledKernel",
-    "LoweredKernel",
-    "PtxasFacts",
-    "compile_cubin",
-    "compile_kernel",
-    "launcher_object",
-    "ptxas_facts",
-]

@@ -7,7 +7,7 @@ Why: the epilogue race that `FAULTS["epilogue_restart"]` plants passed 200 of 20
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, prod
+from math import ceil
 from typing import TYPE_CHECKING
 
 from kernels.gemm_names import DELAY_POINTS
@@ -61,7 +61,7 @@ def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: in
     clusters = max(1, sm_count // config.cta_group)
     wanted = TILES_PER_CLUSTER * clusters
     tiles_m, tiles_n = config.cluster_tiles(problem)
-    if prod((tiles_m, tiles_n)) > wanted:
+    if tiles_m * tiles_n > wanted:
         tiles_m = min(tiles_m, max(1, ceil(wanted / tiles_n)))
         tiles_n = min(tiles_n, ceil(wanted / tiles_m))
     elif tiles_m == 1:

@@ -149,9 +149,8 @@ class LocalEngine:
 
     def certify(self, job: CertifyJob) -> Future[CertifyReply]:
         """See Engine. The GPU waits while the builds compile; that is seconds, once a study."""
-        pool, environment = self._machine.pool, self._facts.uuid
-        check_memory = partial(memcheck, device=environment)
-        return self._on_gpu(lambda child: certify(child, pool, job, memcheck=check_memory))
+        check_memory = partial(memcheck, device=self._facts.uuid)
+        return self._on_gpu(lambda child: certify(child, self._machine.pool, job, memcheck=check_memory))
 
     def module_path(self, sha256: str) -> Path:
         """See Engine."""
