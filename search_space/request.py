@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Self
@@ -26,9 +26,10 @@ MAX_TRIALS = 100_000
 MAX_WALL_S = 7 * 24 * 3600.0
 MAX_IN_FLIGHT = 256
 MAX_SEED = 2**63 - 1  # the largest integer a SQL column of the store holds
+MIN_ROUNDS = 6  # fewer values cannot hold a 95 % interval of their median
 MAX_ROUNDS = 1000
 SAMPLERS = ("tpe", "random", "brute")
-PROTOCOL_KINDS = ("burst",)
+PROTOCOL_KINDS = ("burst", "sustained")
 L2_POLICIES = ("rotate",)
 DISTRIBUTIONS = ("normal",)
 
@@ -142,10 +143,13 @@ EFFORT_BUDGETS: dict[Effort, Budget] = {
 class MeasureProtocol:
     """How a candidate is timed. Part of what a result means, so part of the study key.
 
-    kind: "burst": short bursts at full clocks with idle time between them
-    burst_ms: GPU time of one burst, in milliseconds
-    rounds: bursts of each candidate, paired with bursts of the baselines
-    idle_gap_ms: idle time before each burst, in milliseconds
+    kind: "burst": short bursts at full clocks with idle time between them; "sustained": continuous load, at the clocks
+        that the power limit leaves
+    burst_ms: GPU time of one burst, in milliseconds; of a sustained one, the first quarter only settles the clocks
+    rounds: most bursts of each candidate, paired with bursts of the baselines; a ratio known to within half a percent
+        takes fewer
+    idle_gap_ms: idle time before each burst, in milliseconds; none under sustained load
+    warm_up_s: seconds of load before the first round; only under sustained load
     l2_policy: "rotate": operands rotate over buffers larger than L2
     distribution: values of A and B; "normal" is N(0, 1) (zeros run up to 15 % faster: power)
     """
@@ -154,6 +158,7 @@ class MeasureProtocol:
     burst_ms: float = 4.0
     rounds: int = 9
     idle_gap_ms: float = 5.0
+    warm_up_s: float = 0.0
     l2_policy: str = "rotate"
     distribution: str = "normal"
 
@@ -161,18 +166,47 @@ class MeasureProtocol:
         _one_of(self.kind, PROTOCOL_KINDS, "protocol.kind")
         _one_of(self.l2_policy, L2_POLICIES, "protocol.l2_policy")
         _one_of(self.distribution, DISTRIBUTIONS, "protocol.distribution")
-        _whole(self.rounds, "protocol.rounds", 1, MAX_ROUNDS)
-        object.__setattr__(self, "burst_ms", _number(self.burst_ms, "protocol.burst_ms", above=0.0, high=1000.0))
-        object.__setattr__(self, "idle_gap_ms", _number(self.idle_gap_ms, "protocol.idle_gap_ms", high=10_000.0))
+        _whole(self.rounds, "protocol.rounds", MIN_ROUNDS, MAX_ROUNDS)
+        for name, (low, high) in LIMITS[self.kind].items():
+            object.__setattr__(self, name, self._checked(name, low, high))
+
+    def _checked(self, name: str, low: float, high: float) -> float:
+        path, value = f"protocol.{name}", getattr(self, name)
+        if low == high and value != low:
+            raise RequestError(f"{path} must be {low:g} under protocol {self.kind!r}, got {value!r}", field=path)
+        return _number(value, path, low=low, high=high)
+
+    @property
+    def is_sustained(self) -> bool:
+        """Whether the card is kept under load without a gap."""
+        return self.kind == "sustained"
 
     def to_dict(self) -> dict[str, Any]:
         """Every field with its value."""
         return dict(_values(self))
 
     @classmethod
-    def from_dict(cls, raw: object) -> Self:
-        """Raises RequestError naming an unknown or impossible field."""
-        return cls(**_only(raw, (item.name for item in fields(cls)), "protocol"))
+    def named(cls, kind: object) -> MeasureProtocol:
+        """The protocol of a kind with its defaults. Raises RequestError naming the kinds there are."""
+        return PROTOCOLS[_one_of(kind, PROTOCOL_KINDS, "protocol.kind")]
+
+    @classmethod
+    def from_dict(cls, raw: object) -> MeasureProtocol:
+        """What is left out gets the default of its kind. Raises RequestError naming an unknown or impossible field."""
+        given = _only(raw, (item.name for item in fields(cls)), "protocol")
+        return replace(cls.named(given.get("kind", "burst")), **given)
+
+
+# Numbers between which each kind makes sense. A sustained burst has to outlast the card's reaction to another kernel's
+# power (0.1 s on an H200) and to span some steps of its energy counter.
+LIMITS: dict[str, dict[str, tuple[float, float]]] = {
+    "burst": {"burst_ms": (0.1, 1000.0), "idle_gap_ms": (0.0, 10_000.0), "warm_up_s": (0.0, 0.0)},
+    "sustained": {"burst_ms": (200.0, 5000.0), "idle_gap_ms": (0.0, 0.0), "warm_up_s": (1.0, 20.0)},
+}
+PROTOCOLS: dict[str, MeasureProtocol] = {
+    "burst": MeasureProtocol(),
+    "sustained": MeasureProtocol(kind="sustained", burst_ms=400.0, idle_gap_ms=0.0, warm_up_s=3.0),
+}
 
 
 def resolve_target(arch: str | None, device: str | None) -> tuple[str, str | None]:

@@ -1,14 +1,16 @@
 """What tuning leaves behind: outcomes, evidence, environments, measurements, trials. Plain values, to JSON and back.
 
-Statistics are methods over the kept samples. Every interval here is the exact order-statistic interval of a median: of
-n sorted values the (j+1)-th smallest and largest, j being the largest number with 2 * P(Binomial(n, 1/2) <= j) <= 5 %.
-It assumes no distribution and draws no random number, so the same samples always give the same interval. Below six
-values no such pair reaches 95 %; the smallest and the largest are given then.
+Statistics are methods over the kept samples. Every interval here is a 95 % interval of a median from order statistics:
+the d-th smallest and largest of n values hold the true median with probability 1 - 2 P(Binomial(n, 1/2) < d), whatever
+the distribution. That jumps with d (n = 9: 99.6, 96.1, 82.0 %), so the ends lie between two neighbours, at the place
+that makes it 95 % for any n (Hettmansperger and Sheather 1986). No random number is drawn: the same samples always give
+the same interval. Below six values no pair reaches 95 %; the smallest and the largest are given then, and only a trial
+that was stopped early has so few. docs/decisions/0010 says what coverage this has when the number of rounds adapts.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
 from math import comb, isfinite
@@ -157,7 +159,7 @@ class Environment:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Environment:
         """Fields that are missing get their default; fields of another version are dropped."""
-        known = {field.name for field in fields(cls)}
+        known = {item.name for item in fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["throttle_reasons"] = tuple(kept.get("throttle_reasons", ()))
         kept["packages"] = tuple(sorted(dict(kept.get("packages", {})).items()))
@@ -195,6 +197,34 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CardState:
+    """The card at the end of one round, as NVML tells it; zero where it does not.
+
+    sm_clock_mhz: SM clock
+    memory_clock_mhz: memory clock
+    power_w: power drawn
+    temperature_c: of the chip
+    throttle_reasons: names of the clock limits that were active
+    """
+
+    sm_clock_mhz: float
+    memory_clock_mhz: float = 0.0
+    power_w: float = 0.0
+    temperature_c: float = 0.0
+    throttle_reasons: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "throttle_reasons": list(self.throttle_reasons)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CardState:
+        """Inverse of to_dict; fields of another version are dropped."""
+        known = {name: value for name, value in values.items() if name in {item.name for item in fields(cls)}}
+        return cls(**{**known, "throttle_reasons": tuple(known.get("throttle_reasons", ()))})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """Times of one kernel. Raises ValueError for no sample, one that is not positive, or baselines that do not pair up.
 
@@ -203,6 +233,9 @@ class Measurement:
     environment: where it was timed
     baselines_us: times of other implementations ("torch", "cublaslt_best"), round by round with samples_us
     discarded: rounds thrown away because of foreign activity or a changed clock limit
+    states: the card at the end of each round, round by round with samples_us; empty without NVML
+    energy_mj: energy of one product in mJ by implementation ("ours" and the baselines), the median of the rounds;
+        only protocol `sustained` takes it, and only where the card counts its energy
     """
 
     samples_us: tuple[float, ...]
@@ -210,17 +243,22 @@ class Measurement:
     environment: Environment
     baselines_us: dict[str, tuple[float, ...]]
     discarded: int = 0
+    states: tuple[CardState, ...] = ()
+    energy_mj: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.samples_us:
             raise ValueError("a measurement needs at least one sample")
         for name, samples in (("ours", self.samples_us), *self.baselines_us.items()):
-            if len(samples) != len(self.samples_us):
-                raise ValueError(
-                    f"{name} has {len(samples)} rounds, ours has {len(self.samples_us)}: rounds are paired"
-                )
+            self._check_pairs(name, len(samples))
             if bad := [sample for sample in samples if not (isfinite(sample) and sample > 0)]:
                 raise ValueError(f"{name} has a sample of {bad[0]} us: a time is finite and positive")
+        if self.states:
+            self._check_pairs("states", len(self.states))
+
+    def _check_pairs(self, name: str, rounds: int) -> None:
+        if rounds != len(self.samples_us):
+            raise ValueError(f"{name} has {rounds} rounds, ours has {len(self.samples_us)}: rounds are paired")
 
     def median_us(self) -> float:
         """Median time of one product in us."""
@@ -261,9 +299,11 @@ class Measurement:
         return {
             "samples_us": list(self.samples_us),
             "baselines_us": {name: list(samples) for name, samples in self.baselines_us.items()},
-            "protocol": asdict(self.protocol),
+            "protocol": self.protocol.to_dict(),
             "environment": self.environment.to_dict(),
             "discarded": self.discarded,
+            "states": [state.to_dict() for state in self.states],
+            "energy_mj": dict(self.energy_mj),
         }
 
     @classmethod
@@ -272,9 +312,11 @@ class Measurement:
         return cls(
             samples_us=tuple(values["samples_us"]),
             baselines_us={name: tuple(samples) for name, samples in values.get("baselines_us", {}).items()},
-            protocol=MeasureProtocol(**values["protocol"]),
+            protocol=MeasureProtocol.from_dict(values["protocol"]),
             environment=Environment.from_dict(values["environment"]),
             discarded=values.get("discarded", 0),
+            states=tuple(CardState.from_dict(state) for state in values.get("states") or ()),
+            energy_mj=dict(values.get("energy_mj") or {}),
         )
 
 
@@ -355,14 +397,28 @@ def median_interval(values: Iterable[float]) -> tuple[float, float]:
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values, no interval")
-    cut = _dropped_each_side(len(ordered))
-    return ordered[cut], ordered[-1 - cut]
+    depth, weight = _depth(len(ordered))
+    low, high = ordered[depth - 1], ordered[-depth]
+    if weight:
+        low += weight * (ordered[depth] - low)
+        high += weight * (ordered[-depth - 1] - high)
+    return low, high
 
 
 @lru_cache(maxsize=1024)
-def _dropped_each_side(count: int) -> int:
-    tail, cut = 0, -1
-    while cut + 1 < count // 2 and 2 * (tail + comb(count, cut + 1)) <= ERROR_RATE * 2**count:
-        cut += 1
-        tail += comb(count, cut)
-    return max(cut, 0)
+def _depth(count: int) -> tuple[int, float]:
+    """Which values from each end the interval lies between, and how far it is on the way to the inner one.
+
+    The weight is the interpolation of Hettmansperger and Sheather, "Confidence intervals based on interpolated order
+    statistics" (1986): nearly exact for any symmetric distribution.
+    """
+    wanted, all_orders = 1 - ERROR_RATE, 1 << count
+    depth, below = 1, 1  # orders in which fewer than `depth` values lie below the median
+    while 2 * (depth + 1) <= count and 1 - 2 * (below + comb(count, depth)) / all_orders >= wanted:
+        below += comb(count, depth)
+        depth += 1
+    coverage, inner = 1 - 2 * below / all_orders, 1 - 2 * (below + comb(count, depth)) / all_orders
+    if coverage <= wanted:
+        return depth, 0.0
+    excess = (coverage - wanted) / (coverage - inner)
+    return depth, (count - depth) * excess / (depth + (count - 2 * depth) * excess)

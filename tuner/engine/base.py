@@ -161,6 +161,8 @@ class FinalReply:
     environment: during the final
     failures: how a finalist failed this time, by source hash
     gpu_s: seconds of GPU time used
+    disturbed: why too few rounds counted for any finalist to be judged, through no fault of theirs; empty when enough
+        did
     """
 
     measurements: Mapping[str, Measurement]
@@ -168,6 +170,7 @@ class FinalReply:
     environment: Environment
     failures: Mapping[str, EvaluateReply] = field(default_factory=dict)
     gpu_s: float = 0.0
+    disturbed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

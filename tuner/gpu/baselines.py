@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tuner.gpu.clock import Burst, capture
+from search_space.request import MeasureProtocol
+from tuner.gpu.clock import Burst, capture, graph_ms
 from tuner.gpu.cublaslt import CublasLt, CublasLtError
 from tuner.gpu.referee import Kernel, is_plausible
 from tuner.gpu.rounds import Rounds, measure
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernels.problem import GemmProblem
-    from search_space.request import MeasureProtocol
     from tuner.gpu.inputs import Case, GuardedOutput
     from tuner.gpu.jobs import Phase
     from tuner.gpu.nvml import Card
@@ -94,14 +94,10 @@ class Baselines:
         """Names of `bursts`."""
         return [burst.name for burst in self.bursts(finalists=finalists)]
 
-    def samples_us(self, rounds: Rounds, *, finalists: bool) -> tuple[dict[str, tuple[float, ...]], str]:
-        """Samples by baseline name, and what the best one is.
-
-        In a trial `cublaslt_best` is the winner of the screening, in a final the one that is fastest there.
-        """
+    def best_in(self, rounds: Rounds, *, finalists: bool) -> str:
+        """What `cublaslt_best` is: in a trial the winner of the screening, in a final the one that is fastest there."""
         contenders = [burst.name for burst in (self.best if finalists else self.best[:1])]
-        best = min(contenders, key=lambda name: median(rounds.times_us(name)))
-        return {TORCH: rounds.times_us(TORCH), BEST: rounds.times_us(best)}, self.texts[best]
+        return min(contenders, key=lambda name: median(rounds.times_us(name)))
 
 
 def build_baselines(
@@ -128,12 +124,12 @@ def build_baselines(
         burst = _attempt(screen, contender, dropped)
         if burst:
             screening[contender.name] = burst
-    screened_us = _screen(list(screening.values()), protocol, card, seed)
+    screened_us = _screen(list(screening.values()), card, seed)
     ranked = sorted((c for c in right if c.name in screened_us), key=lambda c: screened_us[c.name])
     screening.clear()
-    full = {c.name: capture(c.name, c.kernel, sets, burst_ms=protocol.burst_ms) for c in ranked[:KEPT]}
+    full = {c.name: capture(c.name, c.kernel, sets, burst_ms=graph_ms(protocol)) for c in ranked[:KEPT]}
     if TORCH not in full:
-        full[TORCH] = capture(TORCH, matmul, sets, burst_ms=protocol.burst_ms)
+        full[TORCH] = capture(TORCH, matmul, sets, burst_ms=graph_ms(protocol))
     return Baselines(
         torch=full[TORCH],
         best=tuple(full[c.name] for c in ranked[:KEPT]),
@@ -178,17 +174,20 @@ def _check(contender: Contender, problem: GemmProblem, case: Case, output: Guard
     return is_plausible(case, output.d, problem.dtype)
 
 
-def _screen(bursts: list[Burst], protocol: MeasureProtocol, card: Card | None, seed: int) -> dict[str, float]:
+def _screen(bursts: list[Burst], card: Card | None, seed: int) -> dict[str, float]:
+    """In short bursts under any protocol: the few best of them take part in every final."""
+
     def report(phase: Phase, subject: int | None = None) -> None:
         """The whole screening is one phase for the parent."""
 
     rounds = measure(
         bursts,
-        replace(protocol, rounds=SCREEN_ROUNDS),
+        MeasureProtocol.named("burst"),
         card=card,
         order=random.Random(seed),
         report=report,
         enough=lambda _: False,
+        most=SCREEN_ROUNDS,
     )
     # Where no round counts, any order will do: nothing measured then is kept either.
     samples = rounds.kept() or rounds.rounds

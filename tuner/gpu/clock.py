@@ -2,25 +2,31 @@
 
 Protocol `burst`: one graph of about `burst_ms` of launches over rotating buffers, and an idle gap before each burst,
 so that the card stays below its power limit and at its highest clock (an H200 under steady load falls from 1980 to
-1400 MHz within 0.1 s). tuner.gpu.rounds decides who is timed when.
+1400 MHz within 0.1 s). Protocol `sustained`: a graph that is replayed without a gap, at the clocks that the power limit
+leaves. tuner.gpu.rounds decides who is timed when.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from search_space.request import MeasureProtocol
     from tuner.gpu.referee import Kernel
 
 MAX_LAUNCHES = 1000  # capturing one launch costs 5 to 25 us of host time
 COVER_CYCLES = 400_000  # 0.2 ms: longer than the host needs to launch a graph
+SUSTAINED_GRAPH_MS = 10.0  # the few microseconds between two graphs are then no part of the time
+TAIL_MS = 20.0  # of work left to the card while the host turns to the next implementation
+LOOK_PAUSE_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +37,14 @@ class Burst:
     graph: torch.cuda.CUDAGraph
     launches: in the graph
     subject: index of the candidate, None for a baseline
+    launch_us: time of one launch as it was seen when the graph was captured; decides how often to replay it
     """
 
     name: str
     graph: Any
     launches: int
     subject: int | None = None
+    launch_us: float = 0.0
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""
@@ -52,6 +60,34 @@ class Burst:
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1000.0 / self.launches
 
+    def sustained_us(self, *, settle_ms: float, timed_ms: float, look: Callable[[], None]) -> float:
+        """Time of one launch without a gap in the load: see tuner.gpu.rounds.Timed.
+
+        Everything is queued at once, the next implementation's work while the tail of this one still runs.
+        """
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._replay_for(settle_ms)
+        begin.record()
+        replays = self._replay_for(timed_ms)
+        end.record()
+        self._replay_for(TAIL_MS)
+        begin.synchronize()
+        while not end.query():
+            look()
+            time.sleep(LOOK_PAUSE_S)
+        return float(begin.elapsed_time(end)) * 1000.0 / (self.launches * replays)
+
+    def _replay_for(self, duration_ms: float) -> int:
+        replays = max(1, math.ceil(duration_ms * 1000.0 / (self.launches * max(self.launch_us, 0.5))))
+        for _ in range(replays):
+            self.graph.replay()
+        return replays
+
+
+def graph_ms(protocol: MeasureProtocol) -> float:
+    """How long the graph of a burst should be under a protocol."""
+    return SUSTAINED_GRAPH_MS if protocol.is_sustained else protocol.burst_ms
+
 
 def capture(name: str, kernel: Kernel, sets: Sequence[Any], *, burst_ms: float, subject: int | None = None) -> Burst:
     """A graph that takes about `burst_ms`. May raise what the kernel raises.
@@ -60,17 +96,16 @@ def capture(name: str, kernel: Kernel, sets: Sequence[Any], *, burst_ms: float, 
     host; a graph that turns out too short is captured again.
     """
     stream = _capture_stream()
-    launches = _launches(_eager_us(kernel, sets, stream), burst_ms, len(sets))
-    graph = _captured(kernel, sets, launches, stream)
-    burst = Burst(name=name, graph=graph, launches=launches, subject=subject)
-    burst.replay()
-    wanted = _launches(burst.time_us(), burst_ms, len(sets))
-    if wanted > 1.3 * launches:
-        graph = _captured(kernel, sets, wanted, stream)
-        burst = Burst(name=name, graph=graph, launches=wanted, subject=subject)
+
+    def captured(launches: int) -> Burst:
+        graph = _captured(kernel, sets, launches, stream)
+        burst = Burst(name=name, graph=graph, launches=launches, subject=subject)
         burst.replay()
-        torch.cuda.synchronize()
-    return burst
+        return replace(burst, launch_us=burst.time_us())
+
+    burst = captured(_launches(_eager_us(kernel, sets, stream), burst_ms, len(sets)))
+    wanted = _launches(burst.launch_us, burst_ms, len(sets))
+    return captured(wanted) if wanted > 1.3 * burst.launches else burst
 
 
 _STREAMS: dict[int, Any] = {}

@@ -10,12 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from search_space.request import MIN_ROUNDS
 from tuner.engine.base import EvaluateJob, EvaluateReply
-from tuner.gpu.clock import Burst, capture
+from tuner.gpu.baselines import BEST, TORCH
+from tuner.gpu.clock import Burst, capture, graph_ms
 from tuner.gpu.jobs import Phase
 from tuner.gpu.limits import impossible
-from tuner.gpu.rounds import Rounds, exhausted, hopeless, measure, precise
-from tuner.records import Environment, Evidence, Measurement, Outcome
+from tuner.gpu.rounds import MIN_ROUNDS_TO_STOP, Rounds, exhausted, hopeless, measure, precise
+from tuner.records import Evidence, Measurement, Outcome
 
 if TYPE_CHECKING:
     from tuner.gpu.context import ProblemContext
@@ -41,16 +43,34 @@ class Bench:
     device: LiveDevice
     report: Report
 
-    def environment(self, rounds: Rounds, best: str) -> Environment:
-        """During the rounds that count. `best` says what `cublaslt_best` was."""
-        readings = tuple(one.reading for one in rounds.kept() if one.reading is not None)
-        return self.device.environment(readings, notes=(("cublaslt_best", best),))
+    def measurement(self, name: str, rounds: Rounds, *, finalists: bool = False) -> Measurement:
+        """What the rounds say of one implementation, next to the vendor library in the same rounds."""
+        baselines = self.context.baselines
+        best = baselines.best_in(rounds, finalists=finalists)
+        readings = rounds.readings(name)
+        energy = {"ours": rounds.energy_mj(name), TORCH: rounds.energy_mj(TORCH), BEST: rounds.energy_mj(best)}
+        return Measurement(
+            samples_us=rounds.times_us(name),
+            protocol=self.context.protocol,
+            environment=self.device.environment(readings, notes=((BEST, baselines.texts[best]),)),
+            baselines_us={TORCH: rounds.times_us(TORCH), BEST: rounds.times_us(best)},
+            discarded=rounds.discarded,
+            states=tuple(reading.state() for reading in readings),
+            energy_mj={key: value for key, value in energy.items() if value is not None},
+        )
 
-    def untrue(self, samples_us: tuple[float, ...], rounds: Rounds) -> str:
-        """Why samples cannot be believed, or nothing."""
-        if not samples_us:
-            return f"no sample counts: {rounds.why_discarded()}"
-        return impossible(samples_us, self.context.problem, self.device.profile, self.context.timing.pool_bytes)
+    def untrue(self, name: str, rounds: Rounds, *, fewest: int = MIN_ROUNDS) -> str:
+        """Why samples cannot be believed, or nothing. `fewest` rounds have to count."""
+        samples_us = rounds.times_us(name)
+        if len(samples_us) < fewest:
+            return f"only {len(samples_us)} rounds count, {fewest} are needed: {rounds.why_discarded()}"
+        return impossible(
+            samples_us,
+            self.context.problem,
+            self.device.profile,
+            self.context.timing.pool_bytes,
+            seen_mhz=max((reading.sm_clock_mhz for reading in rounds.readings(name)), default=0.0),
+        )
 
 
 def evaluate(kernel: Kernel, job: EvaluateJob, bench: Bench, *, began: float | None = None) -> EvaluateReply:
@@ -64,7 +84,7 @@ def evaluate(kernel: Kernel, job: EvaluateJob, bench: Bench, *, began: float | N
     if verdict.outcome is not None:
         return refused(verdict, began)
     bench.report(Phase.MEASURE)
-    burst = capture(CANDIDATE, kernel, bench.context.timing.sets, burst_ms=job.protocol.burst_ms)
+    burst = capture(CANDIDATE, kernel, bench.context.timing.sets, burst_ms=graph_ms(job.protocol))
     rounds = _measure(burst, job, bench)
     bench.report(Phase.VERIFY)
     again = bench.context.referee.verify_again(burst.replay, verdict.bits)
@@ -103,8 +123,9 @@ def _too_slow(rounds: Rounds, job: EvaluateJob) -> str:
 
 
 def _reply(rounds: Rounds, job: EvaluateJob, bench: Bench, verdict: Verdict, gpu_s: float) -> EvaluateReply:
-    samples_us = rounds.times_us(CANDIDATE)
-    if reason := bench.untrue(samples_us, rounds):
+    slower = _too_slow(rounds, job)
+    reason = bench.untrue(CANDIDATE, rounds, fewest=MIN_ROUNDS_TO_STOP if slower else MIN_ROUNDS)
+    if reason:
         return EvaluateReply(
             outcome=Outcome.INVALID_TIMING,
             reason=reason,
@@ -112,19 +133,10 @@ def _reply(rounds: Rounds, job: EvaluateJob, bench: Bench, verdict: Verdict, gpu
             gpu_s=gpu_s,
             max_rel_error=verdict.max_rel_error,
         )
-    baselines_us, best = bench.context.baselines.samples_us(rounds, finalists=False)
-    measurement = Measurement(
-        samples_us=samples_us,
-        protocol=job.protocol,
-        environment=bench.environment(rounds, best),
-        baselines_us=baselines_us,
-        discarded=rounds.discarded,
-    )
-    slower = _too_slow(rounds, job)
     return EvaluateReply(
         outcome=Outcome.STOPPED_EARLY if slower else Outcome.MEASURED,
         reason=slower,
-        measurement=measurement,
+        measurement=bench.measurement(CANDIDATE, rounds),
         evidence=(Evidence.MEASURED, Evidence.NUMERIC),
         gpu_s=gpu_s,
         max_rel_error=verdict.max_rel_error,

@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from search_space.request import MIN_ROUNDS
 from tuner.engine.base import EvaluateJob, EvaluateReply, FinalJob, FinalReply
-from tuner.gpu.clock import Burst, capture
+from tuner.gpu.clock import Burst, capture, graph_ms
 from tuner.gpu.context import make_referee
 from tuner.gpu.evaluate import FINAL_REPEATS, Bench, refused
 from tuner.gpu.jobs import Phase, StressJob, StressReply
 from tuner.gpu.rounds import Rounds, measure
-from tuner.records import Measurement, Outcome, Ratio
+from tuner.records import Outcome, Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tuner.gpu.wire import Report
 
 TWIN = "aa"
+ATTEMPTS = 3  # of a final whose rounds something disturbed
+DISTURBED_PAUSE_S = 5.0
 
 
 class LoadKernel(Protocol):
@@ -72,7 +75,7 @@ def final(job: FinalJob, load: LoadKernel, bench: Bench) -> FinalReply:
         else:
             failures[candidate.source_hash] = refused(one, since)
     rounds = _measure(readied, job, bench) if readied else Rounds()
-    failures |= _check_again(readied, rounds, bench)
+    failures |= _check_again(readied, bench)
     return _reply(readied, rounds, bench, failures, time.monotonic() - began)
 
 
@@ -83,7 +86,7 @@ def _ready(candidate: EvaluateJob, subject: int, load: LoadKernel, bench: Bench,
     if verdict.outcome is not None:
         return verdict
     bench.report(Phase.MEASURE, subject)
-    sets, burst_ms = bench.context.timing.sets, bench.context.protocol.burst_ms
+    sets, burst_ms = bench.context.timing.sets, graph_ms(bench.context.protocol)
     return Readied(
         job=candidate,
         kernel=kernel,
@@ -94,54 +97,61 @@ def _ready(candidate: EvaluateJob, subject: int, load: LoadKernel, bench: Bench,
 
 
 def _measure(readied: Sequence[Readied], job: FinalJob, bench: Bench) -> Rounds:
+    """All rounds of the protocol; again after a pause when something else disturbed most of them."""
     ours = [burst for one in readied for burst in (one.burst, one.twin) if burst is not None]
-    return measure(
-        [*ours, *bench.context.baselines.bursts(finalists=True)],
-        job.protocol,
-        card=bench.device.card,
-        order=random.Random(job.seed),
-        report=bench.report,
-        enough=lambda _: False,
-    )
+    rounds = Rounds()
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            bench.report(Phase.MEASURE)
+            time.sleep(DISTURBED_PAUSE_S)
+        rounds = measure(
+            [*ours, *bench.context.baselines.bursts(finalists=True)],
+            job.protocol,
+            card=bench.device.card,
+            order=random.Random(f"{job.seed}:{attempt}"),
+            report=bench.report,
+            enough=lambda _: False,
+        )
+        if len(rounds.kept()) >= MIN_ROUNDS:
+            break
+    return rounds
 
 
-def _check_again(readied: Sequence[Readied], rounds: Rounds, bench: Bench) -> dict[str, EvaluateReply]:
+def _check_again(readied: Sequence[Readied], bench: Bench) -> dict[str, EvaluateReply]:
     failures: dict[str, EvaluateReply] = {}
     for one in readied:
         since = time.monotonic()
         bench.report(Phase.VERIFY, one.burst.subject)
         again = bench.context.referee.verify_again(one.burst.replay, one.verdict.bits)
-        rel_error = one.verdict.max_rel_error
         if again.outcome is not None:
-            failures[one.name] = refused(again, since, rel_error=rel_error)
-        elif reason := bench.untrue(rounds.times_us(one.name), rounds):
-            failures[one.name] = EvaluateReply(outcome=Outcome.INVALID_TIMING, reason=reason, max_rel_error=rel_error)
+            failures[one.name] = refused(again, since, rel_error=one.verdict.max_rel_error)
     return failures
 
 
 def _reply(
     readied: Sequence[Readied], rounds: Rounds, bench: Bench, failures: dict[str, EvaluateReply], gpu_s: float
 ) -> FinalReply:
-    if not rounds.kept():
-        environment = bench.device.environment()
-        return FinalReply(measurements={}, aa_ratio=None, environment=environment, failures=failures, gpu_s=gpu_s)
-    baselines_us, best = bench.context.baselines.samples_us(rounds, finalists=True)
-    environment = bench.environment(rounds, best)
-    measurements = {
-        one.name: Measurement(
-            samples_us=rounds.times_us(one.name),
-            protocol=bench.context.protocol,
-            environment=environment,
-            baselines_us=baselines_us,
-            discarded=rounds.discarded,
+    if not readied or len(rounds.kept()) < MIN_ROUNDS:
+        return FinalReply(
+            measurements={},
+            aa_ratio=None,
+            environment=bench.device.environment(),
+            failures=failures,
+            gpu_s=gpu_s,
+            disturbed=rounds.why_discarded() if readied else "",
         )
-        for one in readied
-        if one.name not in failures
+    for one in readied:
+        if one.name not in failures and (reason := bench.untrue(one.name, rounds)):
+            error = one.verdict.max_rel_error
+            failures[one.name] = EvaluateReply(outcome=Outcome.INVALID_TIMING, reason=reason, max_rel_error=error)
+    measurements = {
+        one.name: bench.measurement(one.name, rounds, finalists=True) for one in readied if one.name not in failures
     }
+    environments = [measurement.environment for measurement in measurements.values()]
     return FinalReply(
         measurements=measurements,
         aa_ratio=Ratio.of_pairs(rounds.times_us(TWIN), rounds.times_us(readied[0].name)),
-        environment=environment,
+        environment=environments[0] if environments else bench.device.environment(),
         failures=failures,
         gpu_s=gpu_s,
     )

@@ -10,12 +10,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.records import CardState
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Limits that slow a kernel down. The idle bit and clocks that somebody set on purpose are none of them.
+POWER_CAP = 0x04
 THROTTLE_REASONS: dict[int, str] = {
-    0x04: "sw_power_cap",
+    POWER_CAP: "sw_power_cap",
     0x08: "hw_slowdown",
     0x20: "sw_thermal_slowdown",
     0x40: "hw_thermal_slowdown",
@@ -46,6 +49,16 @@ class Reading:
     power_w: float
     temperature_c: float
     throttle_bits: int
+
+    def state(self) -> CardState:
+        """For the record, with the limits by name."""
+        return CardState(
+            sm_clock_mhz=self.sm_clock_mhz,
+            memory_clock_mhz=self.memory_clock_mhz,
+            power_w=self.power_w,
+            temperature_c=self.temperature_c,
+            throttle_reasons=throttle_names(self.throttle_bits),
+        )
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
@@ -160,6 +173,10 @@ class Card:
             temperature_c=self._ask(0.0, "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU, convert=float),
             throttle_bits=self.throttle_bits(),
         )
+
+    def energy_mj(self) -> float | None:
+        """Energy drawn since the driver was loaded, in millijoules; None for a card that does not count it."""
+        return self._ask(None, "nvmlDeviceGetTotalEnergyConsumption", convert=float)
 
     # ------------------------------------------------------------------ other processes
 
