@@ -39,3 +39,11 @@ def test_operands_that_fit_l2_have_no_memory_limit() -> None:
 def test_time_that_is_not_positive_is_impossible(sample: float) -> None:
     """E6: a broken clock gives such values."""
     assert "positive" in impossible((sample,), CUBE, H200, 10**9)
+
+
+def test_limit_follows_the_highest_clock_seen_and_never_a_lower_one() -> None:
+    """E9: a card above its stated clock raises the limit; a reading of a throttled one makes no good time false."""
+    assert impossible((120.0,), CUBE, H200, 10**9)
+    assert not impossible((120.0,), CUBE, H200, 10**9, seen_mhz=2200.0)
+    assert "2050 MHz" in impossible((120.0,), CUBE, H200, 10**9, seen_mhz=2050.0)
+    assert not impossible((175.0,), CUBE, H200, 10**9, seen_mhz=345.0)

@@ -91,7 +91,15 @@ def test_profile_is_the_device_asked_for_or_the_default_of_the_architecture() ->
         ({"budget": {"seconds": 3}}, "budget.seconds"),
         ({"budget": 40}, "budget"),
         ({"protocol": {"kind": "forever"}}, "protocol.kind"),
+        ({"protocol": {"kind": "steady"}}, "protocol.kind"),
+        ({"protocol": "burst"}, "protocol"),
         ({"protocol": {"rounds": 0}}, "protocol.rounds"),
+        ({"protocol": {"rounds": 5}}, "protocol.rounds"),
+        ({"protocol": {"warm_up_s": 3}}, "protocol.warm_up_s"),
+        ({"protocol": {"kind": "sustained", "idle_gap_ms": 5}}, "protocol.idle_gap_ms"),
+        ({"protocol": {"kind": "sustained", "burst_ms": 4}}, "protocol.burst_ms"),
+        ({"protocol": {"kind": "sustained", "warm_up_s": 0}}, "protocol.warm_up_s"),
+        ({"protocol": {"kind": "sustained", "warm_up_s": "3"}}, "protocol.warm_up_s"),
         ({"protocol": {"burst_ms": 0}}, "protocol.burst_ms"),
         ({"protocol": {"idle_gap_ms": -1}}, "protocol.idle_gap_ms"),
         ({"protocol": {"distribution": "zeros"}}, "protocol.distribution"),
@@ -159,7 +167,7 @@ REQUESTS = st.builds(
     device=st.sampled_from([None, "h200", "H100"]),
     mode=st.sampled_from(Mode),
     budget=st.builds(Budget, trials=st.integers(1, 500), wall_s=st.floats(0.5, 5000)),
-    protocol=st.builds(MeasureProtocol, rounds=st.integers(1, 30), burst_ms=st.floats(0.5, 20)),
+    protocol=st.builds(MeasureProtocol, rounds=st.integers(6, 30), burst_ms=st.floats(0.5, 20)),
     seed=st.integers(0, 2**40),
     sampler=st.sampled_from(["tpe", "random", "brute"]),
     in_flight=st.integers(1, 16),
@@ -186,6 +194,7 @@ def test_request_survives_its_dictionary_with_the_same_key(request: TuneRequest)
         {"budget": {"wall_s": 601}},
         {"protocol": {"rounds": 7}},
         {"protocol": {"idle_gap_ms": 6}},
+        {"protocol": {"kind": "sustained"}},
         {"seed": 1},
         {"sampler": "random"},
         {"in_flight": 5},
@@ -195,6 +204,24 @@ def test_study_key_changes_with_everything_that_changes_the_answer(change: dict[
     """Two requests share a study only if they would get the same answer."""
     base = {"problem": SQUARE, "arch": "sm_90a"}
     assert TuneRequest.from_dict(base | change).study_key != TuneRequest.from_dict(base).study_key
+
+
+def test_protocol_named_by_its_kind_gets_the_defaults_of_that_kind() -> None:
+    """Long bursts without a gap after a warm-up, or short ones with gaps."""
+    asked = TuneRequest.from_dict({"problem": SQUARE, "arch": "sm_90a", "protocol": {"kind": "sustained", "rounds": 7}})
+    assert asked.protocol == MeasureProtocol(kind="sustained", burst_ms=400.0, rounds=7, idle_gap_ms=0.0, warm_up_s=3.0)
+    assert asked.protocol.is_sustained
+    assert MeasureProtocol.from_dict({}) == MeasureProtocol.named("burst") == MeasureProtocol()
+
+
+def test_protocol_error_says_what_is_possible() -> None:
+    """The kinds there are, and the value that a kind demands."""
+    with pytest.raises(RequestError, match=r"unknown protocol\.kind 'steady': use one of burst, sustained"):
+        MeasureProtocol.from_dict({"kind": "steady"})
+    with pytest.raises(RequestError, match=r"protocol\.idle_gap_ms must be 0 under protocol 'sustained', got 5"):
+        MeasureProtocol.from_dict({"kind": "sustained", "idle_gap_ms": 5})
+    with pytest.raises(RequestError, match=r"protocol\.rounds must be between 6 and 1000, got 3"):
+        MeasureProtocol.from_dict({"rounds": 3})
 
 
 def test_study_key_does_not_depend_on_how_a_number_is_written() -> None:
