@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
+# torch.matmul is the same implementation in every trial; which algorithm `cublaslt_best` is may change with the child.
+COMMON_BASELINES = ("torch", "cublaslt_best")
+MOST_FINALISTS = 12
+CLOSE = 1.01  # of the best standing of the search: half a percent of noise on each side
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """What was chosen.
@@ -28,10 +34,43 @@ class Choice:
     noise: float
 
 
-def finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
-    """The `count` fastest MEASURED trials that were verified, fastest first."""
+def finalists(trials: Iterable[Trial]) -> list[Trial]:
+    """The MEASURED trials that were verified, fastest first."""
     measured = [trial for trial in trials if trial.outcome is Outcome.MEASURED and Evidence.NUMERIC in trial.evidence]
-    return sorted(measured, key=_by_time)[:count]
+    standings = _standings(measured)
+    return sorted(measured, key=lambda trial: (standings[trial.number], trial.config.key))
+
+
+def next_batch(
+    ranked: Sequence[Trial], *, fewest: int, previous_key: str | None = None
+) -> tuple[list[Trial], list[Trial]]:
+    """Who is timed again together, and the rest: the fastest few, all that come close, and the previous winner.
+
+    Those that come close take part because the next run of the same job may rank them first: what it then chooses
+    should stand in this run's tie set.
+    """
+    standings = _standings(ranked)
+    close = CLOSE * standings[ranked[0].number]
+
+    def takes_part(place: int, trial: Trial) -> bool:
+        near = place < MOST_FINALISTS and standings[trial.number] <= close
+        return place < fewest or near or trial.config.key == previous_key
+
+    batch = [trial for place, trial in enumerate(ranked) if takes_part(place, trial)]
+    return batch, [trial for trial in ranked if trial not in batch]
+
+
+def _standings(trials: Sequence[Trial]) -> dict[int, float]:
+    """Time of each trial over that of a baseline in its own rounds, by number; smaller is faster.
+
+    Absolute times drift by 1 to 2 % within a study, which is more than what separates good configs. Without a baseline
+    that all of them have, the times themselves.
+    """
+    for name in COMMON_BASELINES:
+        measured = {trial.number: trial.measurement for trial in trials if trial.measurement is not None}
+        if trials and all(name in measurement.baselines_us for measurement in measured.values()):
+            return {number: 1 / measurement.ratio(name).median for number, measurement in measured.items()}
+    return {trial.number: _time(trial) for trial in trials}
 
 
 def choose_modeled(trials: Iterable[Trial]) -> Choice | None:
@@ -95,10 +134,6 @@ def _slower_at_least(theirs: Measurement, best: Measurement, *, paired: bool) ->
     if paired and len(theirs.samples_us) == len(best.samples_us):
         return Ratio.of_pairs(theirs.samples_us, best.samples_us).low
     return theirs.interval_us()[0] / best.interval_us()[1]
-
-
-def _by_time(trial: Trial) -> tuple[float, str]:
-    return _time(trial), trial.config.key
 
 
 def _time(trial: Trial) -> float:

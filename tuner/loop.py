@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_space.request import Mode, TuneRequest
 from search_space.starting import starting_configs
-from tuner.choosing import Choice, choose_measured, choose_modeled, finalists, why_none_worked
+from tuner.choosing import Choice, choose_measured, choose_modeled, finalists, next_batch, why_none_worked
 from tuner.engine.base import (
     CertifyJob,
     CertifyReply,
@@ -42,7 +42,7 @@ class LoopLimits:
     """Limits that are no part of the request.
 
     search: of the search
-    finalists: fastest candidates that are timed again
+    finalists: fewest of the fastest candidates that are timed again
     final_retries: times a final is repeated after its worker was lost
     """
 
@@ -72,7 +72,7 @@ def tune_study(
     should_stop: asked several times a second; True cancels; what it raises ends the study without an answer
     starting: configs to try first; default: those of the search space
     space: configs to search; default: every legal one
-    previous_winner: kept when it ties with the best
+    previous_winner: of the revision before: tried first, timed again in the final, kept when it ties with the best
     wall_before_s: seconds that earlier runs of this study used
     Raises NoDevice when the request wants measurements and the engine has no live device.
     """
@@ -90,6 +90,8 @@ def tune_study(
     )
     if starting is None:
         starting = starting_configs(request.problem, engine.device.profile)
+    if previous_winner is not None and request.mode is Mode.MEASURE:
+        starting = (previous_winner, *starting)
     space = space or SearchedSpace.of(request.problem, engine.device.profile)
     return run.study(starting, space, tuple(resume_from), previous_winner)
 
@@ -166,7 +168,7 @@ class _Run:
             choice = choose_modeled(trials)
         else:
             if not self._cancelled and not broken:
-                final = self._final(trials)
+                final = self._final(trials, previous_winner)
             choice = self._choose(trials, final, previous_winner)
             certificate, choice = self._certified(trials, final, choice, previous_winner)
         state, reason = self._verdict(trials, choice, complete, broken)
@@ -250,7 +252,8 @@ class _Run:
     def _choose(self, trials: Sequence[Trial], final: _Final, previous_winner: GemmConfig | None) -> Choice | None:
         measurements = final.measurements
         if not final.paired:  # no final was taken: choose by the times of the search
-            measurements = {trial.number: trial.measurement for trial in finalists(trials, 5) if trial.measurement}
+            few = finalists(trials)[: self._limits.finalists]
+            measurements = {trial.number: trial.measurement for trial in few if trial.measurement}
         return choose_measured(
             trials,
             measurements,
@@ -259,18 +262,21 @@ class _Run:
             previous_key=previous_winner.key if previous_winner else None,
         )
 
-    def _final(self, trials: Sequence[Trial]) -> _Final:
+    def _final(self, trials: Sequence[Trial], previous_winner: GemmConfig | None) -> _Final:
         """Time the fastest again; when all of them fail this time, the next fastest."""
-        ranked = finalists(trials, len(trials))
+        ranked = finalists(trials)
+        previous_key = previous_winner.key if previous_winner else None
         notes: list[str] = []
         while ranked:
-            batch, ranked = ranked[: self._limits.finalists], ranked[self._limits.finalists :]
+            batch, ranked = next_batch(ranked, fewest=self._limits.finalists, previous_key=previous_key)
             try:
                 reply = self._run_final(batch)
             except (EngineError, WorkerLost) as error:
                 return _Final(note="; ".join([*notes, f"no final: {error}"]))
             if reply is None:
                 return _Final(note="no final: cancelled")
+            if reply.disturbed:
+                return _Final(note="; ".join([*notes, f"no final: {reply.disturbed}"]))
             by_hash = {trial.source_hash: trial for trial in batch}
             notes += [
                 f"trial {by_hash[source].number} failed in the final as {failure.outcome}: {failure.reason}"

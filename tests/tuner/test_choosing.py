@@ -1,0 +1,198 @@
+"""From trials to a winner: who is timed again, what is a tie, and who wins one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from search_space.request import MeasureProtocol
+from tests.tuner.support import ENVIRONMENT, PROBLEM, PROFILE, STARTING, fake, measurement, request, tune
+from tuner.choosing import MOST_FINALISTS, choose_measured, finalists, next_batch
+from tuner.engine.fake import FakeEngine, FakeOptions
+from tuner.recorder import MemoryRecorder
+from tuner.records import Evidence, Measurement, Outcome, Ratio, Trial
+from tuner.search.searched import SearchedSpace
+
+ROUNDS = 9
+
+
+def timed(number: int, time_us: float, *, drift: float = 1.0, **changes: object) -> Trial:
+    """A verified trial of a starting config; a drift slows it and its baselines down together."""
+    made = measurement(*(drift * time_us,) * ROUNDS, baselines_us={"torch": (drift * 100.0,) * ROUNDS})
+    trial = Trial(
+        number=number,
+        config=STARTING[number],
+        outcome=Outcome.MEASURED,
+        measurement=made,
+        evidence=(Evidence.MEASURED, Evidence.NUMERIC),
+    )
+    return replace(trial, **changes)  # type: ignore[arg-type]
+
+
+def samples(rng: random.Random, time_us: float, noise: float) -> Measurement:
+    """Nine rounds of a final."""
+    return Measurement(
+        samples_us=tuple(time_us * (1 + noise * rng.gauss(0, 1)) for _ in range(ROUNDS)),
+        protocol=MeasureProtocol(),
+        environment=ENVIRONMENT,
+        baselines_us={},
+    )
+
+
+# ---------------------------------------------------------------------- finalists
+
+
+def test_drift_within_a_study_does_not_decide_who_is_a_finalist() -> None:
+    """The second trial ran on a card that was 3 % slower by then, as its baseline shows: it is the faster one."""
+    trials = [timed(0, 50.5), timed(1, 50.0, drift=1.03), timed(2, 52.0)]
+    assert [trial.number for trial in finalists(trials)] == [1, 0, 2]
+
+
+def test_only_verified_measured_trials_are_finalists() -> None:
+    """A time without a verified product is nothing to publish."""
+    trials = [
+        timed(0, 50.0, outcome=Outcome.STOPPED_EARLY),
+        timed(1, 51.0, evidence=(Evidence.MEASURED,)),
+        timed(2, 52.0),
+        timed(3, 49.0, outcome=Outcome.CHECK_FAILED),
+    ]
+    assert [trial.number for trial in finalists(trials)] == [2]
+
+
+def test_all_that_come_close_are_timed_again_and_no_more_than_a_dozen() -> None:
+    """E1: what the next run may choose should stand in this run's tie set."""
+    ranked = finalists([timed(number, 50.0 + 0.03 * number) for number in range(len(STARTING))])
+    batch, rest = next_batch(ranked, fewest=5)
+    assert [trial.number for trial in batch] == list(range(MOST_FINALISTS))
+    assert [*batch, *rest] == ranked
+    apart = finalists([timed(number, 50.0 + 5 * number) for number in range(len(STARTING))])
+    assert [trial.number for trial in next_batch(apart, fewest=5)[0]] == [0, 1, 2, 3, 4]
+
+
+def test_previous_winner_is_timed_again_wherever_it_stands() -> None:
+    """The revision before is compared in the same rounds, not by a number of another day."""
+    apart = finalists([timed(number, 50.0 + 5 * number) for number in range(len(STARTING))])
+    batch, rest = next_batch(apart, fewest=3, previous_key=STARTING[9].key)
+    assert [trial.number for trial in batch] == [0, 1, 2, 9]
+    assert 9 not in [trial.number for trial in rest]
+
+
+# ---------------------------------------------------------------------- ties
+
+
+def choose(times_us: dict[int, float], *, noise: float, seed: int = 0, previous: int | None = None) -> tuple[int, ...]:
+    """The tie set of a final with these true times."""
+    rng = random.Random(seed)
+    trials = [timed(number, time_us) for number, time_us in times_us.items()]
+    twin = samples(rng, 100.0, noise)
+    chosen = choose_measured(
+        trials,
+        {number: samples(rng, time_us, noise) for number, time_us in times_us.items()},
+        aa_ratio=Ratio.of_pairs(twin.samples_us, samples(rng, 100.0, noise).samples_us),
+        paired=True,
+        previous_key=None if previous is None else STARTING[previous].key,
+    )
+    assert chosen is not None
+    assert chosen.winner.number == chosen.tie_set[0]
+    return chosen.tie_set
+
+
+def test_e1_winner_of_each_of_three_equal_finals_lies_in_the_tie_sets_of_the_others() -> None:
+    """E1: configs that the noise cannot tell apart are a declared tie, whichever looks fastest today; 30 such triples."""
+    true_us = dict.fromkeys(range(6), 100.0) | {6: 103.0, 7: 106.0}
+    for triple in range(30):
+        ties = [choose(true_us, noise=0.001, seed=3 * triple + run) for run in range(3)]
+        for one in ties:
+            assert all(one[0] in other for other in ties), ties
+            assert {6, 7}.isdisjoint(one)
+
+
+class NoisyEngine(FakeEngine):
+    """Draws other noise for each run of the same job."""
+
+    def __init__(self, salt: int) -> None:
+        super().__init__(PROFILE, options=FakeOptions(noise=0.001, ruggedness=0.2))
+        self._salt = salt
+
+    def _measure(self, problem, config, protocol, phase):  # type: ignore[no-untyped-def]
+        return super()._measure(problem, config, protocol, f"{self._salt}:{phase}")
+
+
+def test_e1_same_job_run_three_times_declares_each_others_winners_as_ties() -> None:
+    """E1: the same configs, measured on three days: the winner of each lies in the tie sets of the other two."""
+    space = SearchedSpace.of_configs(STARTING)
+    results = [tune(request(len(STARTING)), NoisyEngine(salt), space=space, starting=STARTING) for salt in range(3)]
+    ties = [{trial.config.key for trial in one.trials if trial.number in one.tie_set} for one in results]
+    winners = [one.winner.config.key for one in results if one.winner]
+    assert len({tuple(m.samples_us for m in one.finals.values()) for one in results}) == 3, "the noise did differ"
+    assert all(winner in tied for winner in winners for tied in ties)
+
+
+def test_e3_order_inside_a_tie_is_fixed_and_not_that_of_the_clock() -> None:
+    """E3: two winners in a tie differ in their rounding, so the choice must not flip: first by config key."""
+    first = min(range(4), key=lambda number: STARTING[number].key)
+    for seed in range(20):
+        ties = choose(dict.fromkeys(range(4), 100.0), noise=0.002, seed=seed)
+        if first in ties:
+            assert ties[0] == first
+        assert list(ties) == sorted(ties, key=lambda number: STARTING[number].key)
+
+
+def test_e3_previous_winner_stays_on_a_tie_and_falls_to_a_faster_one() -> None:
+    """E3: users of revision 1 see no other numerics for nothing."""
+    last = max(range(4), key=lambda number: STARTING[number].key)
+    for seed in range(10):
+        ties = choose(dict.fromkeys(range(4), 100.0), noise=0.002, seed=seed, previous=last)
+        if last in ties:
+            assert ties[0] == last
+    faster = {number: 95.0 if number != last else 100.0 for number in range(4)}
+    assert last not in choose(faster, noise=0.002, previous=last)
+
+
+# ---------------------------------------------------------------------- the previous revision in a study
+
+
+def test_previous_revision_is_tried_first_and_measured_in_the_final() -> None:
+    """Its config is no starting config, so nothing but the previous revision can have brought it in."""
+    stranger = next(config for config in SearchedSpace.of(PROBLEM, PROFILE).configs if config not in STARTING)
+    recorder = MemoryRecorder()
+    result = tune(request(20), fake(), recorder=recorder, previous_winner=stranger)
+    assert result.trials[0].config == stranger
+    assert result.trials[0].outcome is Outcome.MEASURED
+    assert 0 in result.finals
+    assert 0 in [number for number, _ in recorder.finals]
+
+
+def test_previous_revision_that_no_longer_works_is_named_with_the_reason() -> None:
+    """A config that the rules of today reject costs nothing and hides nothing."""
+    broken = replace(STARTING[0], pipe_depth=16, blk_k=128, blk_n=256)
+    result = tune(request(12), fake(), previous_winner=broken)
+    assert result.trials[0].outcome is Outcome.REJECTED
+    assert "shared memory" in result.trials[0].reason
+    assert result.winner is not None
+
+
+def test_model_mode_ignores_the_previous_revision() -> None:
+    """It is about measured times."""
+    stranger = next(config for config in SearchedSpace.of(PROBLEM, PROFILE).configs if config not in STARTING)
+    result = tune(request(8, mode="model"), fake(live=False), previous_winner=stranger)
+    assert stranger not in [trial.config for trial in result.trials]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_disturbed_final_leaves_a_candidate_and_says_so(seed: int) -> None:
+    """E4: another process held the card through the whole final: the search's times choose, nothing is certified."""
+
+    class Disturbed(FakeEngine):
+        """Its card is somebody else's when the final comes."""
+
+        def _final(self, job):  # type: ignore[no-untyped-def]
+            reply = super()._final(job)
+            return replace(reply, measurements={}, aa_ratio=None, disturbed="15 of 15 rounds discarded; process 4711")
+
+    result = tune(request(12, seed=seed), Disturbed(PROFILE))
+    assert result.winner is not None
+    assert Evidence.CHECKED not in result.evidence
+    assert "no final: 15 of 15 rounds discarded; process 4711" in result.reason
