@@ -46,7 +46,17 @@ TRIAL_EXAMPLE: Json = {
     "artifact_sha256": SHA_EXAMPLE,
     "finished_at": WHEN_EXAMPLE,
 }
-
+VERDICT_EXAMPLE = "as fast as cublaslt_best within the noise: 1.002 of its speed (95 % interval 0.999 to 1.004)"
+COVERAGE_EXAMPLE: Json = {"askable": 48210, "asked": 61, "rejected": 21, "compiled": 40, "timed": 40}
+MEASUREMENT_EXAMPLE: Json = {
+    "phase": "final",
+    "samples_us": [175.4, 175.6, 175.9],
+    "baselines_us": {"torch": [176.9, 176.8, 176.7], "cublaslt_best": [175.8, 175.9, 176.0]},
+    "discarded": 0,
+    "protocol": {"kind": "burst", "burst_ms": 4.0, "rounds": 9, "idle_gap_ms": 5.0},
+    "states": [{"sm_clock_mhz": 1980.0, "power_w": 512.0, "temperature_c": 46.0, "throttle_reasons": []}],
+    "energy_mj": {},
+}
 BEST_EXAMPLE: Json = {
     "match": "exact",
     "problem": PROBLEM_EXAMPLE,
@@ -60,7 +70,8 @@ BEST_EXAMPLE: Json = {
     "revision": 3,
     "median_us": 175.6,
     "tie_set": [],
-    "ratio": {"cublaslt_best": 1.002},
+    "ratio": {"cublaslt_best": {"median": 1.002, "low": 0.999, "high": 1.004}},
+    "verdict": VERDICT_EXAMPLE,
     "stale": False,
     "stale_reason": "",
     "artifact_sha256": SHA_EXAMPLE,
@@ -81,7 +92,12 @@ RESULT_EXAMPLE: Json = {
     "median_us": 175.6,
     "interval_us": [175.2, 176.0],
     "baselines_us": {"torch": 176.8, "cublaslt_best": 175.9},
-    "ratio": {"torch": 1.007, "cublaslt_best": 1.002},
+    "ratio": {"cublaslt_best": {"median": 1.002, "low": 0.999, "high": 1.004}},
+    "verdict": VERDICT_EXAMPLE,
+    "noise": 0.0012,
+    "aa_ratio": {"median": 1.0003, "low": 0.9991, "high": 1.0012},
+    "measurement": MEASUREMENT_EXAMPLE,
+    "coverage": COVERAGE_EXAMPLE,
     "tie_set": [],
     "checks": [{"name": "stress", "verdict": "clean", "detail": "700 launches right and bitwise equal", "tool": ""}],
     "tflops": 782.7,

@@ -10,9 +10,11 @@ from pydantic import BaseModel, ConfigDict
 
 from api.examples import (
     BEST_EXAMPLE,
+    COVERAGE_EXAMPLE,
     ID_EXAMPLE,
     JOB_EXAMPLE,
     JOB_SUMMARY_EXAMPLE,
+    MEASUREMENT_EXAMPLE,
     PROBLEM_EXAMPLE,
     RESULT_EXAMPLE,
     SHA_EXAMPLE,
@@ -213,6 +215,7 @@ class StudyView(BaseModel):
             "environment": {"gpu_name": "NVIDIA H200", "driver": "580.95"},
             "environment_key": SHA_EXAMPLE,
             "counts": {"MEASURED": 40},
+            "coverage": COVERAGE_EXAMPLE,
             "best": TRIAL_EXAMPLE,
             "created_at": WHEN_EXAMPLE,
             "started_at": WHEN_EXAMPLE,
@@ -234,7 +237,9 @@ class StudyView(BaseModel):
     environment: Json | None
     environment_key: str | None
     counts: dict[str, int]
-    """Trials by outcome."""
+    """Trials by outcome; GET /v1/studies/{id}/trials gives the reason of each."""
+    coverage: Json | None
+    """Configs worth asking about, and how many were asked, rejected, compiled and timed; null until the study ends."""
     best: TrialView | None
     created_at: datetime
     started_at: datetime | None
@@ -268,6 +273,8 @@ class BestView(BaseModel):
     """Configs that the measurement cannot tell apart from this one."""
     ratio: Json
     """Baseline time over ours, by baseline: above 1 we are faster."""
+    verdict: str
+    """Faster or slower than the vendor library, in words."""
     stale: bool
     """The device's driver, CUDA or toolchain changed since it was measured."""
     stale_reason: str
@@ -297,6 +304,26 @@ class BestBulk(BaseModel):
     """Body for POST /v1/jobs that would tune every shape without an answer; null when there is none."""
 
 
+class MeasurementView(BaseModel):
+    """The raw samples that a result was chosen by."""
+
+    model_config = example(MEASUREMENT_EXAMPLE)
+
+    phase: Literal["trial", "final"]
+    """Where they were taken: among the finalists, or in the search when there was no final."""
+    samples_us: list[float]
+    """Time of one product, one entry a round."""
+    baselines_us: dict[str, list[float]]
+    """Times of the vendor library, round by round with `samples_us`."""
+    discarded: int
+    """Rounds thrown away because another process used the GPU or a clock limit changed."""
+    protocol: Json
+    states: list[Json]
+    """The card at the end of each round: clocks, power, temperature, active limits; empty where nobody read it."""
+    energy_mj: dict[str, float]
+    """Energy of one product by implementation, in millijoules; only protocol `sustained` takes it."""
+
+
 class ResultView(BaseModel):
     """Winner of a study: a published revision, or a candidate."""
 
@@ -318,6 +345,17 @@ class ResultView(BaseModel):
     """95 % interval of the median."""
     baselines_us: Json
     ratio: Json
+    """Baseline time over ours, by baseline, with its 95 % interval: above 1 we are faster."""
+    verdict: str
+    """Faster or slower than the vendor library, in words."""
+    noise: float | None
+    """Relative gap below which two finalists are equal; null without a final."""
+    aa_ratio: Json | None
+    """A finalist over its byte-identical twin in the same rounds; null without a final."""
+    measurement: MeasurementView | None
+    """Null for a modeled or imported result."""
+    coverage: Json | None
+    """Of the study: configs worth asking about, and how many were asked, rejected, compiled and timed."""
     tie_set: list[Any]
     checks: list[Any]
     """Structural rules, stress builds and memcheck: name, verdict, detail and tool of each."""

@@ -186,6 +186,8 @@ class Study(Base):
     environment_key: decides whether a finished study still answers a new request
     owner: the tuner process that runs it
     counts: number of trials by outcome
+    coverage: configs worth asking about, and how many of them were asked, rejected, compiled and timed; null until the
+        study ends
     best_us: median time of the best trial, or its modeled time in mode `model`, microseconds
     """
 
@@ -219,6 +221,7 @@ class Study(Base):
     finished_at: Mapped[datetime | None]
     owner: Mapped[str | None] = mapped_column(String(128), index=True)
     counts: Mapped[JsonDict] = mapped_column(default=dict)
+    coverage: Mapped[JsonDict | None]
     best_trial: Mapped[int | None]
     best_us: Mapped[float | None]
 
@@ -280,6 +283,8 @@ class Measurement(Base):
     samples_us: one time a round, microseconds
     baselines_us: the vendor library's times, round by round with `samples_us`
     discarded: rounds thrown away because something disturbed them
+    states: the card at the end of each round, round by round with `samples_us`; null where nobody read it
+    energy_mj: energy of one product by implementation, millijoules; null where nobody read it
     """
 
     __tablename__ = "measurements"
@@ -298,6 +303,8 @@ class Measurement(Base):
     protocol: Mapped[JsonDict]
     environment: Mapped[JsonDict]
     discarded: Mapped[int] = mapped_column(default=0)
+    states: Mapped[list[Any] | None]
+    energy_mj: Mapped[JsonDict | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
@@ -350,6 +357,8 @@ class Result(Base):
     evidence_level: position of the strongest evidence in EVIDENCE_ORDER
     interval_us: 95 % interval of the median, [low, high], microseconds
     tie_set: trials that the noise does not tell from this one
+    noise: relative gap below which two finalists are equal; null without a final
+    aa_ratio: a finalist over its byte-identical twin in the final, {"median", "low", "high"}; null without a final
     checks: name, verdict, detail and tool of each check beyond the product itself
     trials: candidates that the study measured or modeled
     """
@@ -395,6 +404,8 @@ class Result(Base):
     interval_us: Mapped[list[Any] | None]
     baselines_us: Mapped[JsonDict | None]
     ratio: Mapped[JsonDict | None]
+    noise: Mapped[float | None]
+    aa_ratio: Mapped[JsonDict | None]
     tie_set: Mapped[list[Any]] = mapped_column(default=list)
     checks: Mapped[list[Any]] = mapped_column(default=list)
     tflops: Mapped[float | None]

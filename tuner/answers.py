@@ -102,6 +102,7 @@ class Study(TypedDict):
     environment: Json | None
     environment_key: str | None
     counts: dict[str, int]
+    coverage: dict[str, int] | None
     best: Trial | None
     created_at: str
     started_at: str | None
@@ -124,6 +125,7 @@ class Best(TypedDict):
     median_us: float | None
     tie_set: list[Any]
     ratio: Json
+    verdict: str
     stale: bool
     stale_reason: str
     artifact_sha256: str | None

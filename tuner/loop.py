@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from search_space.request import Mode, TuneRequest
@@ -158,7 +158,8 @@ class _Run:
         except EngineError as error:
             complete, broken = False, str(error)
         trials = tuple(search.trials[number] for number in sorted(search.trials))
-        return self._finish(trials, complete, broken, previous_winner)
+        result = self._finish(trials, complete, broken, previous_winner)
+        return replace(result, askable=len(space.configs))
 
     def _finish(
         self, trials: tuple[Trial, ...], complete: bool, broken: str, previous_winner: GemmConfig | None

@@ -59,6 +59,7 @@ class StudyResult:
     wall_s: seconds spent, earlier runs of the study included
     finals: times of all finalists, by trial number
     checks: of the winner beyond its own product; empty when none were made
+    askable: configs worth asking about in the whole space
     """
 
     state: State
@@ -74,6 +75,18 @@ class StudyResult:
     wall_s: float = 0.0
     finals: Mapping[int, Measurement] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    askable: int = 0
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How much of the space was looked at: configs worth asking about, asked, rejected, compiled, timed."""
+        return {
+            "askable": self.askable,
+            "asked": len(self.trials),
+            "rejected": sum(trial.outcome is Outcome.REJECTED for trial in self.trials),
+            "compiled": sum(bool(trial.artifact_sha256) for trial in self.trials),
+            "timed": sum(trial.measurement is not None for trial in self.trials),
+        }
 
     @property
     def counts(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from db import queries
 from db.errors import DatabaseBusy
 from db.models import Export
 from kernels.config import GemmConfig, config_from_dict
+from tuner.progress import vendor_ratio
 from tuner.records import Environment, Evidence, Measurement, Outcome, State, Trial
 
 if TYPE_CHECKING:
@@ -240,7 +241,8 @@ def fail_study(database: Database, study_id: str, reason: str) -> None:
 def _save_result(session: Session, place: StudyPlace, result: StudyResult) -> None:
     if result.winner is not None:
         stored = queries.add_result(session, _new_result(place, result))
-        if frozenset(result.evidence) >= PUBLISHED:
+        # The answer always says how it compares with the vendor library: without a ratio there is nothing to publish.
+        if frozenset(result.evidence) >= PUBLISHED and vendor_ratio(result.measurement) is not None:
             queries.publish_result(session, stored.id)
     queries.finish_study(
         session,
@@ -249,6 +251,7 @@ def _save_result(session: Session, place: StudyPlace, result: StudyResult) -> No
         reason=result.reason,
         best_trial=result.winner.number if result.winner else None,
         best_us=result.best_us,
+        coverage=result.coverage,
     )
 
 
@@ -275,6 +278,8 @@ def _new_result(place: StudyPlace, result: StudyResult) -> queries.NewResult:
         interval_us=list(measurement.interval_us()) if measurement else None,
         baselines_us=_baselines(measurement),
         ratio=_ratios(measurement),
+        noise=result.noise if result.aa_ratio else None,
+        aa_ratio=result.aa_ratio.to_dict() if result.aa_ratio else None,
         tie_set=_tie_set(result),
         checks=[check.to_dict() for check in result.checks],
         tflops=measurement.tflops(problem) if measurement else None,
@@ -319,6 +324,8 @@ def _measurement(row: MeasurementRow) -> Measurement:
             "protocol": row.protocol,
             "environment": row.environment,
             "discarded": row.discarded,
+            "states": row.states,
+            "energy_mj": row.energy_mj,
         }
     )
 

@@ -14,6 +14,7 @@ from api.services.problems import checked_problem
 from api.services.results import time_us
 from api.services.studies import problem_view
 from api.services.targets import Target, Targets
+from api.services.vendor import verdict
 from api.views import BestBulk, BestMiss, BestView, ProblemView
 from db import queries
 from db.models import EVIDENCE_ORDER
@@ -235,6 +236,7 @@ def _default(asked: Question) -> BestView | None:
         median_us=modeled_us,
         tie_set=[],
         ratio={},
+        verdict=verdict(None),
         stale=False,
         stale_reason="",
         artifact_sha256=None,
@@ -262,6 +264,7 @@ def _view(asked: Question, row: Answer, today: Today) -> BestView:
         median_us=time_us(row),
         tie_set=row.tie_set,
         ratio=row.ratio or {},
+        verdict=verdict(row.ratio),
         stale=bool(changed),
         stale_reason=changed,
         # A module computes one shape: the one of another shape would be refused when it is called.

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 from api.services.lookup import found
 from api.services.studies import problem_view
 from api.services.targets import Targets
-from api.views import ResultList, ResultView
+from api.services.vendor import verdict
+from api.views import MeasurementView, ResultList, ResultView
 from db import queries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from api.schemas import ResultsQuery
-    from db.models import Result
+    from db.models import Measurement, Result
 
 
 def listing(session: Session, query: ResultsQuery) -> ResultList:
@@ -34,12 +37,12 @@ def listing(session: Session, query: ResultsQuery) -> ResultList:
         after=query.after,
     )
     page = rows[: query.limit]
-    return ResultList(items=[result_view(row) for row in page], next=page[-1].id if len(rows) > query.limit else None)
+    return ResultList(items=result_views(session, page), next=page[-1].id if len(rows) > query.limit else None)
 
 
 def show(session: Session, result_id: str) -> ResultView:
     """Raises NotFound."""
-    return result_view(found_result(session, result_id))
+    return result_views(session, [found_result(session, result_id)])[0]
 
 
 def found_result(session: Session, result_id: str, *, field: str = "") -> Result:
@@ -47,8 +50,14 @@ def found_result(session: Session, result_id: str, *, field: str = "") -> Result
     return found(queries.result, session, result_id, "result", hint="GET /v1/results lists the results", field=field)
 
 
-def result_view(result: Result) -> ResultView:
-    """A result as the client sees it."""
+def result_views(session: Session, results: Sequence[Result]) -> list[ResultView]:
+    """Results as the client sees them, each with its raw samples and the coverage of its study."""
+    samples = queries.measurements_of_results(session, results)
+    coverage = queries.coverage_of_studies(session, {one.study_id for one in results if one.study_id})
+    return [_view(one, samples.get(one.id), coverage.get(one.study_id or "")) for one in results]
+
+
+def _view(result: Result, samples: Measurement | None, coverage: dict[str, Any] | None) -> ResultView:
     return ResultView(
         id=result.id,
         problem=problem_view(result),
@@ -65,6 +74,11 @@ def result_view(result: Result) -> ResultView:
         interval_us=result.interval_us,
         baselines_us=result.baselines_us or {},
         ratio=result.ratio or {},
+        verdict=verdict(result.ratio),
+        noise=result.noise,
+        aa_ratio=result.aa_ratio,
+        measurement=_measurement(samples) if samples else None,
+        coverage=coverage,
         tie_set=result.tie_set,
         checks=result.checks,
         tflops=result.tflops,
@@ -73,6 +87,18 @@ def result_view(result: Result) -> ResultView:
         artifact_sha256=result.artifact_sha256 or None,
         source_hash=result.source_hash or None,
         created_at=result.created_at,
+    )
+
+
+def _measurement(samples: Measurement) -> MeasurementView:
+    return MeasurementView(
+        phase="final" if samples.phase == "final" else "trial",
+        samples_us=samples.samples_us,
+        baselines_us=samples.baselines_us,
+        discarded=samples.discarded,
+        protocol=samples.protocol,
+        states=samples.states or [],
+        energy_mj=samples.energy_mj or {},
     )
 
 

@@ -34,6 +34,7 @@ def show(session: Session, study_id: str) -> StudyView:
         environment=study.environment,
         environment_key=study.environment_key,
         counts=study.counts,
+        coverage=study.coverage,
         best=trial_view(best) if best else None,
         created_at=study.created_at,
         started_at=study.started_at,

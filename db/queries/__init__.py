@@ -35,6 +35,7 @@ from db.queries.results import (
 from db.queries.studies import (
     FinishedStudy,
     claim_next_study,
+    coverage_of_studies,
     finish_study,
     finished_study,
     newest_finished,
@@ -47,6 +48,7 @@ from db.queries.studies import (
 from db.queries.trials import (
     NewMeasurement,
     fail_trial,
+    measurements_of_results,
     measurements_of_study,
     save_measurement,
     save_trial,
@@ -68,6 +70,7 @@ __all__ = [
     "cancel_job",
     "claim_next_export",
     "claim_next_study",
+    "coverage_of_studies",
     "create_export",
     "create_job",
     "device",
@@ -83,6 +86,7 @@ __all__ = [
     "jobs",
     "jobs_of_study",
     "known_bad",
+    "measurements_of_results",
     "measurements_of_study",
     "newest_finished",
     "publish_result",

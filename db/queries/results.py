@@ -43,6 +43,8 @@ class NewResult:
     interval_us: Sequence[float] | None = None
     baselines_us: dict[str, Any] | None = None
     ratio: dict[str, Any] | None = None
+    noise: float | None = None
+    aa_ratio: dict[str, Any] | None = None
     tie_set: Sequence[Any] = ()
     checks: Sequence[Any] = ()
     tflops: float | None = None
@@ -80,6 +82,8 @@ def add_result(session: Session, new: NewResult) -> Result:
         interval_us=None if new.interval_us is None else list(new.interval_us),
         baselines_us=new.baselines_us,
         ratio=new.ratio,
+        noise=new.noise,
+        aa_ratio=new.aa_ratio,
         tie_set=list(new.tie_set),
         checks=list(new.checks),
         tflops=new.tflops,

@@ -45,6 +45,12 @@ def studies(
     return session.scalars(query).all()
 
 
+def coverage_of_studies(session: Session, study_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
+    """How much of its space each study looked at, by id; null until it ends. Called by GET /v1/results."""
+    query = select(Study.id, Study.coverage).where(Study.id.in_(study_ids))
+    return {row.id: row.coverage for row in session.execute(query)} if study_ids else {}
+
+
 def claim_next_study(
     session: Session,
     owner: str,
@@ -136,11 +142,13 @@ def finish_study(
     reason: str = "",
     best_trial: int | None = None,
     best_us: float | None = None,
+    coverage: dict[str, int] | None = None,
 ) -> Study:
     """End a study and refresh the jobs that hold it. Called by the tuner. Raises KeyError if unknown.
 
     state: DONE, PARTIAL, CANCELLED or FAILED; anything else raises ValueError
     best_trial, best_us: the winner of the final; where None, the best trial so far stays
+    coverage: how much of the space was looked at
     A study that is over already stays as it is, so a call that is repeated after a crash is harmless.
     """
     if state not in FINAL_STATES:
@@ -156,6 +164,7 @@ def finish_study(
     if best_trial is not None:
         found.best_trial = best_trial
         found.best_us = best_us
+    found.coverage = coverage
     _refresh_jobs_of(session, found)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 
 from db.models import Measurement, Study, Trial, utc_now
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy.orm import Session
+
+    from db.models import Result
 
 # The outcome whose time may become the study's best, by mode. STOPPED_EARLY has samples and was clearly slow.
 _BEST_OUTCOME = {"measure": "MEASURED", "model": "MODELED"}
@@ -28,6 +30,8 @@ class NewMeasurement:
     protocol: `MeasureProtocol.to_dict()`
     environment: `Environment.to_dict()`
     discarded: rounds thrown away because something disturbed them
+    states: the card at the end of each round, as plain dicts; empty where nobody read it
+    energy_mj: energy of one product by implementation, millijoules; empty where nobody read it
     """
 
     samples_us: Sequence[float]
@@ -35,6 +39,8 @@ class NewMeasurement:
     protocol: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     discarded: int = 0
+    states: Sequence[dict[str, Any]] = ()
+    energy_mj: dict[str, float] = field(default_factory=dict)
 
 
 def save_trial(
@@ -124,6 +130,8 @@ def save_measurement(
         protocol=measurement.protocol,
         environment=measurement.environment,
         discarded=measurement.discarded,
+        states=list(measurement.states) or None,
+        energy_mj=dict(measurement.energy_mj) or None,
     )
     session.add(new)
     session.flush()
@@ -171,6 +179,25 @@ def measurements_of_study(
     if phase is not None:
         query = query.where(Measurement.phase == phase)
     return session.scalars(query).all()
+
+
+def measurements_of_results(session: Session, results: Sequence[Result]) -> dict[str, Measurement]:
+    """The samples that each result was chosen by, by result id; of the final, or of the search where there was none.
+
+    Called by GET /v1/results and GET /v1/results/{id}. Results without samples (modeled, imported) are left out.
+    """
+    wanted = {
+        (one.study_id, one.trial_number): one.id for one in results if one.study_id and one.trial_number is not None
+    }
+    if not wanted:
+        return {}
+    query = (
+        select(Measurement)
+        .where(tuple_(Measurement.study_id, Measurement.trial_number).in_(list(wanted)))
+        # the last row of a trial wins: finals come after the search, a repeated final after the first
+        .order_by(Measurement.phase == "final", Measurement.created_at, Measurement.id)
+    )
+    return {wanted[row.study_id, row.trial_number]: row for row in session.scalars(query)}
 
 
 def fail_trial(session: Session, study_id: str, number: int, *, outcome: str, reason: str) -> None:

@@ -100,7 +100,7 @@ def choose(times_us: dict[int, float], *, noise: float, seed: int = 0, previous:
 
 
 def test_e1_winner_of_each_of_three_equal_finals_lies_in_the_tie_sets_of_the_others() -> None:
-    """E1: configs that the noise cannot tell apart are a declared tie, whichever looks fastest today; 30 such triples."""
+    """E1: configs that the noise cannot tell apart are a declared tie, whichever is fastest today; 30 such triples."""
     true_us = dict.fromkeys(range(6), 100.0) | {6: 103.0, 7: 106.0}
     for triple in range(30):
         ties = [choose(true_us, noise=0.001, seed=3 * triple + run) for run in range(3)]

@@ -105,6 +105,7 @@ def _print(output: Output, answer: Best) -> None:
         ("evidence", evidence),
         ("revision", answer["revision"] if answer["revision"] is not None else "candidate, not published"),
         *((f"ratio to {name}", _ratio(value)) for name, value in answer["ratio"].items()),
+        ("verdict", answer["verdict"]),
         ("stale", answer["stale_reason"] if answer["stale"] else "no"),
         ("result", answer["result_id"]),
         ("module", answer["artifact_sha256"]),

@@ -45,8 +45,8 @@ def tune(args: argparse.Namespace, settings: Settings) -> int:
         with _tuning(args, settings) as check:
             job = _follow(client, submitted["id"], check, quiet=args.json)
         studies = _studies(client, job)
-        evidence = _evidence(client, studies)
-    return _report(output, job, studies, evidence)
+        results = _results(client, studies)
+    return _report(output, job, studies, results)
 
 
 def jobs(args: argparse.Namespace, settings: Settings) -> None:
@@ -98,8 +98,8 @@ def resume(args: argparse.Namespace, settings: Settings) -> int:
         with _tuning(args, settings) as check:
             job = _follow(client, args.id, check, quiet=args.json)
         studies = _studies(client, job)
-        evidence = _evidence(client, studies)
-    return _report(output, job, studies, evidence)
+        results = _results(client, studies)
+    return _report(output, job, studies, results)
 
 
 def _studies(client: Client, job: Job) -> list[Study]:
@@ -166,33 +166,38 @@ def _follow(client: Client, job_id: str, check: Callable[[], None], *, quiet: bo
         raise WorkFailed(f"interrupted: job {job_id} was cancelled", hint=f"gemm-tuner job resume {job_id}") from None
 
 
-def _evidence(client: Client, studies: list[Study]) -> dict[str, list[str]]:
-    """What stands behind the result of each study: more than behind its best trial once it was checked."""
+def _results(client: Client, studies: list[Study]) -> dict[str, dict[str, Any]]:
+    """The result of each study that has one: timed among the finalists, and with more evidence than its best trial."""
     found = {study["id"]: client.results(study=study["id"], limit=1) for study in studies}
-    return {identity: results[0]["evidence"] for identity, results in found.items() if results}
+    return {identity: results[0] for identity, results in found.items() if results}
 
 
-def _report(output: Output, job: Job, studies: list[Study], evidence: dict[str, list[str]]) -> int:
-    output.document({**job, "studies": studies})
-    rows = [
-        (
-            _shape(study),
-            study["device"] or study["arch"],
-            study["state"],
-            microseconds(_time(study)),
-            _ratio_text(study["best"]["ratio"] if study["best"] else {}),
-            ", ".join(evidence.get(study["id"], ())) or "-",
-            sum(study["counts"].values()),
-        )
-        for study in studies
-    ]
+def _report(output: Output, job: Job, studies: list[Study], results: dict[str, dict[str, Any]]) -> int:
+    output.document({**job, "studies": studies, "results": list(results.values())})
+    rows = [_row(study, results.get(study["id"])) for study in studies]
     output.table("", ("problem", "device", "state", "best us", "ratio to vendor", "evidence", "trials"), rows)
+    for study in studies:
+        if (result := results.get(study["id"])) and "measured" in result["evidence"]:
+            output.text(f"{_shape(study)}: {result['verdict']}; result {result['id']}")
     if any(study["mode"] == "model" for study in studies):
         output.text("modeled, not checked: no GPU ran these kernels")
     empty = [study for study in studies if study["best"] is None or study["state"] in NOTHING_TO_SHOW]
     for study in empty:
         warn(f"{_shape(study)}: {study['state']}: {study['reason'] or 'no candidate worked'}")
     return 1 if empty else 0
+
+
+def _row(study: Study, result: dict[str, Any] | None) -> tuple[object, ...]:
+    ratio = result["ratio"] if result else study["best"]["ratio"] if study["best"] else {}
+    return (
+        _shape(study),
+        study["device"] or study["arch"],
+        study["state"],
+        microseconds(result["median_us"] if result else _time(study)),
+        _ratio_text(ratio),
+        ", ".join(result["evidence"] if result else ()) or "-",
+        sum(study["counts"].values()),
+    )
 
 
 def _print_job(output: Output, job: Job) -> None:
