@@ -24,6 +24,7 @@ from tuner.engine.base import (
     NoDevice,
     WorkerLost,
 )
+from tuner.modules import with_modules
 from tuner.progress import Progress, StudyResult, vendor_ratio
 from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
 from tuner.search.sampler import ConfigSampler
@@ -103,6 +104,7 @@ class _Final:
     paired: bool = False
     reply: FinalReply | None = None
     note: str = ""
+    timed: dict[int, Trial] = field(default_factory=dict)  # as they are now: a module may have been built again
 
 
 class _Run:
@@ -167,6 +169,7 @@ class _Run:
         else:
             if not self._cancelled and not broken:
                 final = self._final(trials)
+                trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
             choice = self._choose(trials, final, previous_winner)
             certificate, choice = self._certified(trials, final, choice, previous_winner)
         state, reason = self._verdict(trials, choice, complete, broken)
@@ -266,12 +269,18 @@ class _Run:
         while ranked:
             batch, ranked = ranked[: self._limits.finalists], ranked[self._limits.finalists :]
             try:
-                reply = self._run_final(batch)
+                found = with_modules(batch, self._request, self._engine, self._recorder, self._wait)
+                if found is None:
+                    return _Final(note="no final: cancelled")
+                timed, notes = found.trials, [*notes, *found.notes]
+                if not timed:
+                    continue
+                reply = self._run_final(timed)
             except (EngineError, WorkerLost) as error:
                 return _Final(note="; ".join([*notes, f"no final: {error}"]))
             if reply is None:
                 return _Final(note="no final: cancelled")
-            by_hash = {trial.source_hash: trial for trial in batch}
+            by_hash = {trial.source_hash: trial for trial in timed}
             notes += [
                 f"trial {by_hash[source].number} failed in the final as {failure.outcome}: {failure.reason}"
                 for source, failure in reply.failures.items()
@@ -285,7 +294,12 @@ class _Run:
                 self._recorder.save_final(number, measurement)
             if measured:
                 return _Final(
-                    measurements=measured, aa_ratio=reply.aa_ratio, paired=True, reply=reply, note="; ".join(notes)
+                    measurements=measured,
+                    aa_ratio=reply.aa_ratio,
+                    paired=True,
+                    reply=reply,
+                    note="; ".join(notes),
+                    timed={trial.number: trial for trial in timed},
                 )
         return _Final(paired=True, note="; ".join(notes))
 

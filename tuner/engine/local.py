@@ -184,6 +184,10 @@ class LocalEngine:
         """See Engine."""
         return self._machine.artifacts.path(sha256)
 
+    def has_module(self, sha256: str) -> bool:
+        """See Engine."""
+        return self._machine.artifacts.path(sha256).is_file()
+
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine. A GPU child that is in the middle of a dropped job is ended; the next job starts a fresh one."""
         for future in futures:
