@@ -23,6 +23,7 @@ from kernels.artifacts import write_atomically
 from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
 from kernels.lowering import LoweredKernel, lower
+from kernels.prelude import light
 from kernels.problem import Dtype, GemmProblem
 from kernels.structure import structural_findings
 from kernels.toolchain import Toolchain, find_toolchain
@@ -157,8 +158,18 @@ def _findings(lowered: LoweredKernel, problem: GemmProblem, config: GemmConfig) 
 
 def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:
     """CUDA C++ -> cubin in `work`; returns its path and the compiler's log. Raises CompileError."""
+    quick = light(source)
+    try:
+        return _cubin(quick, arch, toolchain, work)
+    except CompileError:
+        if quick == source:
+            raise
+        return _cubin(source, arch, toolchain, work)  # it needs a header in full, or is wrong: then this error says how
+
+
+def _cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:
     source_file, cubin = work / "kernel.cu", work / "kernel.cubin"
-    source_file.write_text(_without_unused_header(source))
+    source_file.write_text(source)
     # only the -gencode form: with the -arch shorthand some nvcc releases add a plain sm_90 pass that refuses wgmma
     code = f"arch=compute_{arch.removeprefix('sm_')},code={arch}"
     log = _run(
@@ -169,11 +180,6 @@ def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> t
         what=f"nvcc for {arch}",
     )
     return cubin, log
-
-
-def _without_unused_header(source: str) -> str:
-    """TVM includes <cuda/barrier> in every source; reading it takes 0.6 s, and the cubin is the same without it."""
-    return source if "cuda::barrier" in source else source.replace("#include <cuda/barrier>\n", "", 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -205,7 +205,7 @@ LIMITS: dict[str, dict[str, tuple[float, float]]] = {
 }
 PROTOCOLS: dict[str, MeasureProtocol] = {
     "burst": MeasureProtocol(),
-    "sustained": MeasureProtocol(kind="sustained", burst_ms=400.0, idle_gap_ms=0.0, warm_up_s=3.0),
+    "sustained": MeasureProtocol(kind="sustained", burst_ms=300.0, idle_gap_ms=0.0, warm_up_s=2.0),
 }
 
 

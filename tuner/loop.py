@@ -24,6 +24,7 @@ from tuner.engine.base import (
     NoDevice,
     WorkerLost,
 )
+from tuner.modules import with_modules
 from tuner.progress import Progress, StudyResult, vendor_ratio
 from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
 from tuner.search.sampler import ConfigSampler
@@ -72,7 +73,7 @@ def tune_study(
     should_stop: asked several times a second; True cancels; what it raises ends the study without an answer
     starting: configs to try first; default: those of the search space
     space: configs to search; default: every legal one
-    previous_winner: of the revision before: tried first, timed again in the final, kept when it ties with the best
+    previous_winner: of the revision before: timed again in the final, kept when it ties with the best
     wall_before_s: seconds that earlier runs of this study used
     Raises NoDevice when the request wants measurements and the engine has no live device.
     """
@@ -90,8 +91,6 @@ def tune_study(
     )
     if starting is None:
         starting = starting_configs(request.problem, engine.device.profile)
-    if previous_winner is not None and request.mode is Mode.MEASURE:
-        starting = (previous_winner, *starting)
     space = space or SearchedSpace.of(request.problem, engine.device.profile)
     return run.study(starting, space, tuple(resume_from), previous_winner)
 
@@ -105,6 +104,7 @@ class _Final:
     paired: bool = False
     reply: FinalReply | None = None
     note: str = ""
+    timed: dict[int, Trial] = field(default_factory=dict)  # as they are now: a module may have been built again
 
 
 class _Run:
@@ -152,26 +152,27 @@ class _Run:
         self._search = search
         for trial in stored:
             self._note_best(trial)
-        broken = ""
+        complete, broken, previous_key = False, "", None
         try:
             complete = search.run(self._keep_going)
+            if previous_winner is not None and request.mode is Mode.MEASURE and not self._cancelled:
+                previous_key = search.try_also(previous_winner, lambda: not self._stop_asked())
         except EngineError as error:
             complete, broken = False, str(error)
         trials = tuple(search.trials[number] for number in sorted(search.trials))
-        result = self._finish(trials, complete, broken, previous_winner)
+        result = self._finish(trials, complete, broken, previous_key)
         return replace(result, askable=len(space.configs))
 
-    def _finish(
-        self, trials: tuple[Trial, ...], complete: bool, broken: str, previous_winner: GemmConfig | None
-    ) -> StudyResult:
+    def _finish(self, trials: tuple[Trial, ...], complete: bool, broken: str, previous_key: str | None) -> StudyResult:
         final, certificate = _Final(), CertifyReply(checks=())
         if self._request.mode is Mode.MODEL:
             choice = choose_modeled(trials)
         else:
             if not self._cancelled and not broken:
-                final = self._final(trials, previous_winner)
-            choice = self._choose(trials, final, previous_winner)
-            certificate, choice = self._certified(trials, final, choice, previous_winner)
+                final = self._final(trials, previous_key)
+                trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
+            choice = self._choose(trials, final, previous_key)
+            certificate, choice = self._certified(trials, final, choice, previous_key)
         state, reason = self._verdict(trials, choice, complete, broken)
         reply = final.reply
         return StudyResult(
@@ -213,7 +214,7 @@ class _Run:
     # ------------------------------------------------------------------ certificate
 
     def _certified(
-        self, trials: Sequence[Trial], final: _Final, choice: Choice | None, previous_winner: GemmConfig | None
+        self, trials: Sequence[Trial], final: _Final, choice: Choice | None, previous_key: str | None
     ) -> tuple[CertifyReply, Choice | None]:
         """Check the winner; one that fails a check is out, and the next best is checked in its place."""
         none = CertifyReply(checks=())
@@ -230,7 +231,7 @@ class _Run:
             text = f"trial {winner.number} failed its {reply.failure.name} check: {reply.failure.detail}"
             final.note = "; ".join(filter(None, (final.note, text)))
             del final.measurements[winner.number]
-            choice = self._choose(trials, final, previous_winner)
+            choice = self._choose(trials, final, previous_key)
         return none, choice
 
     def _run_certify(self, winner: Trial) -> CertifyReply | None:
@@ -250,7 +251,7 @@ class _Run:
 
     # ------------------------------------------------------------------ final
 
-    def _choose(self, trials: Sequence[Trial], final: _Final, previous_winner: GemmConfig | None) -> Choice | None:
+    def _choose(self, trials: Sequence[Trial], final: _Final, previous_key: str | None) -> Choice | None:
         measurements = final.measurements
         if not final.paired:  # no final was taken: choose by the times of the search
             few = finalists(trials)[: self._limits.finalists]
@@ -260,25 +261,30 @@ class _Run:
             measurements,
             aa_ratio=final.aa_ratio,
             paired=final.paired,
-            previous_key=previous_winner.key if previous_winner else None,
+            previous_key=previous_key,
         )
 
-    def _final(self, trials: Sequence[Trial], previous_winner: GemmConfig | None) -> _Final:
+    def _final(self, trials: Sequence[Trial], previous_key: str | None) -> _Final:
         """Time the fastest again; when all of them fail this time, the next fastest."""
         ranked = finalists(trials)
-        previous_key = previous_winner.key if previous_winner else None
         notes: list[str] = []
         while ranked:
             batch, ranked = next_batch(ranked, fewest=self._limits.finalists, previous_key=previous_key)
             try:
-                reply = self._run_final(batch)
+                found = with_modules(batch, self._request, self._engine, self._recorder, self._wait)
+                if found is None:
+                    return _Final(note="no final: cancelled")
+                timed, notes = found.trials, [*notes, *found.notes]
+                if not timed:
+                    continue
+                reply = self._run_final(timed)
             except (EngineError, WorkerLost) as error:
                 return _Final(note="; ".join([*notes, f"no final: {error}"]))
             if reply is None:
                 return _Final(note="no final: cancelled")
             if reply.disturbed:
                 return _Final(note="; ".join([*notes, f"no final: {reply.disturbed}"]))
-            by_hash = {trial.source_hash: trial for trial in batch}
+            by_hash = {trial.source_hash: trial for trial in timed}
             notes += [
                 f"trial {by_hash[source].number} failed in the final as {failure.outcome}: {failure.reason}"
                 for source, failure in reply.failures.items()
@@ -292,7 +298,12 @@ class _Run:
                 self._recorder.save_final(number, measurement)
             if measured:
                 return _Final(
-                    measurements=measured, aa_ratio=reply.aa_ratio, paired=True, reply=reply, note="; ".join(notes)
+                    measurements=measured,
+                    aa_ratio=reply.aa_ratio,
+                    paired=True,
+                    reply=reply,
+                    note="; ".join(notes),
+                    timed={trial.number: trial for trial in timed},
                 )
         return _Final(paired=True, note="; ".join(notes))
 
@@ -343,10 +354,12 @@ class _Run:
 
     # ------------------------------------------------------------------ clock and progress
 
+    def _stop_asked(self) -> bool:
+        self._cancelled = self._cancelled or self._should_stop()
+        return self._cancelled
+
     def _keep_going(self) -> bool:
-        if self._should_stop():
-            self._cancelled = True
-        return not self._cancelled and self._wall_s() < self._request.budget.wall_s
+        return not self._stop_asked() and self._wall_s() < self._request.budget.wall_s
 
     def _wall_s(self) -> float:
         return self._clock() - self._started_s

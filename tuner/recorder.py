@@ -19,6 +19,9 @@ class Recorder(Protocol):
     def save_final(self, number: int, measurement: Measurement) -> None:
         """A finalist was timed again."""
 
+    def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
+        """The module of a finalist was gone and was built again; the trial names the new one."""
+
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """A finalist failed a check beyond its own product: from now on it is known to be bad."""
 
@@ -45,6 +48,10 @@ class MemoryRecorder:
     def save_final(self, number: int, measurement: Measurement) -> None:
         """See Recorder."""
         self.finals.append((number, measurement))
+
+    def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
+        """See Recorder."""
+        self.trials = [trial if saved.number == trial.number else saved for saved in self.trials]
 
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""

@@ -92,6 +92,7 @@ class SearchPhase:
         self._incumbent_us: float | None = None  # of the trials below _incumbent_next
         self._incumbent_next = 0
         self._exhausted = False
+        self._racing = True
         for config in self._starting:
             sampler.claim(config)
 
@@ -117,6 +118,32 @@ class SearchPhase:
         finally:
             self._engine.drop(list(self._futures()))
             self.trials.update(self._stored)  # of numbers beyond a gap that there was no time to fill
+
+    def try_also(self, config: GemmConfig, keep_going: Callable[[], bool]) -> str | None:
+        """One more trial after the search, timed in full. Returns the key of the config that stands for this one.
+
+        That is another one's where both generate the same source, and None where it was not tried or failed. The
+        trials of the search are those that there would be without it. Raises EngineError.
+        """
+        tried = next((trial for trial in self.trials.values() if trial.config == config), None)
+        if tried is None:
+            number = max([self._next, *(known + 1 for known in self.trials)])
+            self._slots.clear()
+            self._next = self._taken_up = number
+            self._racing = False
+            try:
+                self._start(number, config)
+                self._next += 1
+                while self._slots and keep_going():
+                    wait(self._futures(), timeout=self._limits.poll_s, return_when=FIRST_COMPLETED)
+                    self._advance()
+            finally:
+                self._engine.drop(list(self._futures()))
+            tried = self.trials.get(number)
+        if tried is None:
+            return None
+        owner = self.trials.get(self._source_owner.get(tried.source_hash, tried.number), tried)
+        return owner.config.key if owner.outcome is Outcome.MEASURED else None
 
     def _futures(self) -> Iterator[Future[Any]]:
         return (slot.future for slot in self._slots.values())
@@ -231,7 +258,7 @@ class SearchPhase:
             module_sha256=kernel.sha256,
             source_hash=kernel.source_hash,
             protocol=self._request.protocol,
-            incumbent_us=self._incumbent(slot.number),
+            incumbent_us=self._incumbent(slot.number) if self._racing else None,
             seed=self._request.seed,
             phase="trial",
         )

@@ -19,7 +19,7 @@ VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEMM_TUNER_ENGINE", "local", "local, or fake for invented devices"),
     ("GEMM_TUNER_COMPILE_PROCESSES", "the CPU cores, at most 16", "compiles at a time"),
     ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
-    ("GEMM_TUNER_STUDIES", "1", "studies at a time"),
+    ("GEMM_TUNER_STUDIES", "one for each 4 cores, at least 1", "studies at a time; they take turns on a GPU"),
     ("GEMM_TUNER_FAKE_SCALE", "0.01", "seconds of the fake engine for each second of a real one"),
 )
 
@@ -27,6 +27,11 @@ VARIABLES: tuple[tuple[str, str, str], ...] = (
 def usable_cores() -> int:
     """CPU cores of this process, at most 16."""
     return min(16, len(os.sched_getaffinity(0)))
+
+
+def default_studies() -> int:
+    """Studies at a time: one study alone leaves a GPU idle while it compiles, and its compiles keep 4 cores busy."""
+    return max(1, usable_cores() // 4)
 
 
 class SettingsError(ValueError):
@@ -56,7 +61,7 @@ class Settings:
     engine: str = "local"
     compile_processes: int = field(default_factory=usable_cores)
     compile_limit_s: float = 60.0
-    studies: int = 1
+    studies: int = field(default_factory=default_studies)
     fake_scale: float = 0.01
     poll_s: float = 0.25
     heartbeat_s: float = 5.0
@@ -78,7 +83,7 @@ class Settings:
             engine=environ.get("GEMM_TUNER_ENGINE", "").strip() or "local",
             compile_processes=int(_number(environ, "GEMM_TUNER_COMPILE_PROCESSES", usable_cores(), whole=True)),
             compile_limit_s=_number(environ, "GEMM_TUNER_COMPILE_LIMIT_S", 60.0),
-            studies=int(_number(environ, "GEMM_TUNER_STUDIES", 1, whole=True)),
+            studies=int(_number(environ, "GEMM_TUNER_STUDIES", default_studies(), whole=True)),
             fake_scale=_number(environ, "GEMM_TUNER_FAKE_SCALE", 0.01, zero=True),
         )
 

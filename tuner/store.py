@@ -75,6 +75,15 @@ class StudyRecorder:
             ),
         )
 
+    def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
+        """See Recorder."""
+
+        def save(session: Session) -> None:
+            self._add_artifact(session, trial.config, kernel)
+            queries.replace_artifact(session, self._study_id, trial.number, kernel.sha256)
+
+        write(self._database, save)
+
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""
         write(
@@ -94,28 +103,31 @@ class StudyRecorder:
             return None
         return f"failed before on {self._device.name} with this toolchain as {row.outcome}: {row.reason}"
 
+    def _add_artifact(self, session: Session, config: GemmConfig, kernel: CompiledKernel) -> None:
+        queries.add_artifact(
+            session,
+            sha256=kernel.sha256,
+            size_bytes=len(kernel.module),
+            arch=kernel.arch,
+            sm_count=kernel.sm_count,
+            source_hash=kernel.source_hash,
+            config=config.to_dict(),
+            problem_key=self._request.problem.key,
+            toolchain=kernel.toolchain,
+            registers=kernel.registers,
+            spill_bytes=kernel.spill_bytes,
+            facts={
+                "stack_bytes": kernel.stack_bytes,
+                "warnings": list(kernel.warnings),
+                "trace_s": kernel.trace_s,
+                "cubin_s": kernel.cubin_s,
+                "link_s": kernel.link_s,
+            },
+        )
+
     def _save(self, session: Session, trial: Trial, kernel: CompiledKernel | None) -> None:
         if kernel is not None and trial.outcome is not Outcome.SPILLED:
-            queries.add_artifact(
-                session,
-                sha256=kernel.sha256,
-                size_bytes=len(kernel.module),
-                arch=kernel.arch,
-                sm_count=kernel.sm_count,
-                source_hash=kernel.source_hash,
-                config=trial.config.to_dict(),
-                problem_key=self._request.problem.key,
-                toolchain=kernel.toolchain,
-                registers=kernel.registers,
-                spill_bytes=kernel.spill_bytes,
-                facts={
-                    "stack_bytes": kernel.stack_bytes,
-                    "warnings": list(kernel.warnings),
-                    "trace_s": kernel.trace_s,
-                    "cubin_s": kernel.cubin_s,
-                    "link_s": kernel.link_s,
-                },
-            )
+            self._add_artifact(session, trial.config, kernel)
         measurement = trial.measurement
         queries.save_trial(
             session,

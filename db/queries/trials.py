@@ -208,3 +208,10 @@ def fail_trial(session: Session, study_id: str, number: int, *, outcome: str, re
     trial = session.get(Trial, (study_id, number))
     if trial is not None:
         trial.outcome, trial.reason = outcome, reason
+
+
+def replace_artifact(session: Session, study_id: str, number: int, sha256: str) -> None:
+    """Name another build of a trial's kernel. Called by the tuner when the module of a finalist was built again."""
+    trial = session.get(Trial, (study_id, number))
+    if trial is not None:
+        trial.artifact_sha256 = sha256

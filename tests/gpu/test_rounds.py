@@ -231,8 +231,8 @@ def test_sustained_load_warms_up_and_leaves_no_gap() -> None:
     """Warm-up first, shared by all; then each burst settles for a quarter of its time."""
     one, other = (FakeBurst(name=name, times=repeat(2.0)) for name in "ab")
     rounds = run(one, other, protocol=SUSTAINED)
-    assert one.busy[:2] == [("settle", 750.0), ("timed", 750.0)], "half of three seconds"
-    assert one.busy[2:4] == [("settle", 100.0), ("timed", 300.0)]
+    assert one.busy[:2] == [("settle", 500.0), ("timed", 500.0)], "half of two seconds"
+    assert one.busy[2:4] == [("settle", 75.0), ("timed", 225.0)]
     assert sum(ms for _, ms in one.busy + other.busy) == 1000 * SUSTAINED.warm_up_s + 2 * 9 * SUSTAINED.burst_ms
     assert len(rounds.kept()) == SUSTAINED.rounds
 

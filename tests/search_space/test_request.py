@@ -209,7 +209,7 @@ def test_study_key_changes_with_everything_that_changes_the_answer(change: dict[
 def test_protocol_named_by_its_kind_gets_the_defaults_of_that_kind() -> None:
     """Long bursts without a gap after a warm-up, or short ones with gaps."""
     asked = TuneRequest.from_dict({"problem": SQUARE, "arch": "sm_90a", "protocol": {"kind": "sustained", "rounds": 7}})
-    assert asked.protocol == MeasureProtocol(kind="sustained", burst_ms=400.0, rounds=7, idle_gap_ms=0.0, warm_up_s=3.0)
+    assert asked.protocol == MeasureProtocol(kind="sustained", burst_ms=300.0, rounds=7, idle_gap_ms=0.0, warm_up_s=2.0)
     assert asked.protocol.is_sustained
     assert MeasureProtocol.from_dict({}) == MeasureProtocol.named("burst") == MeasureProtocol()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from kernels.stress import stress_builds
 from tests.tuner.support import PROBLEM, STARTING
 from tuner.engine.base import CertifyJob, CertifyReply, CompileJob
-from tuner.engine.certify import certify
+from tuner.engine.certify import Certification
 from tuner.engine.compile_pool import PoolReply
 from tuner.engine.fake import fake_kernel
 from tuner.gpu.jobs import StressJob, StressReply
@@ -73,7 +75,11 @@ def run(pool: StubPool, child: StubChild, report: MemcheckReport) -> tuple[Certi
         launches.extend(asked)
         return report
 
-    return certify(child, pool, JOB, memcheck=memcheck), launches  # type: ignore[arg-type]
+    work = Certification(pool, JOB)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        built = work.build(Path(folder))
+        reply = built if isinstance(built, CertifyReply) else work.run(child, *built, memcheck=memcheck)
+    return reply, launches
 
 
 CLEAN = MemcheckReport(ran=True, errors=0, version="2025.3.1")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from search_space.request import MeasureProtocol
-from tests.tuner.support import ENVIRONMENT, PROBLEM, PROFILE, STARTING, fake, measurement, request, tune
+from tests.tuner.support import ENVIRONMENT, PROBLEM, PROFILE, STARTING, fake, measurement, request, told, tune
 from tuner.choosing import MOST_FINALISTS, choose_measured, finalists, next_batch
 from tuner.engine.fake import FakeEngine, FakeOptions
 from tuner.recorder import MemoryRecorder
@@ -154,23 +154,55 @@ def test_e3_previous_winner_stays_on_a_tie_and_falls_to_a_faster_one() -> None:
 # ---------------------------------------------------------------------- the previous revision in a study
 
 
-def test_previous_revision_is_tried_first_and_measured_in_the_final() -> None:
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_previous_revision_is_measured_in_the_final_and_leaves_the_search_as_it_is(sampler: str) -> None:
     """Its config is no starting config, so nothing but the previous revision can have brought it in."""
-    stranger = next(config for config in SearchedSpace.of(PROBLEM, PROFILE).configs if config not in STARTING)
+    alone = tune(request(20, sampler=sampler))
+    tried = [trial.config for trial in alone.trials]
+    stranger = next(config for config in SearchedSpace.of(PROBLEM, PROFILE).configs if config not in tried)
     recorder = MemoryRecorder()
-    result = tune(request(20), fake(), recorder=recorder, previous_winner=stranger)
-    assert result.trials[0].config == stranger
-    assert result.trials[0].outcome is Outcome.MEASURED
+    result = tune(request(20, sampler=sampler), fake(), recorder=recorder, previous_winner=stranger)
+    assert told(result)[:-1] == told(alone)
+    last = result.trials[-1]
+    assert (last.config, last.outcome, last.number) == (stranger, Outcome.MEASURED, len(alone.trials))
+    assert last.number in result.finals
+    assert last.number in [number for number, _ in recorder.finals]
+    resumed = tune(request(20, sampler=sampler), resume_from=result.trials, previous_winner=stranger)
+    assert told(resumed) == told(result), "killed before its final, it goes on with the final"
+    assert resumed.winner == result.winner
+
+
+def test_previous_revision_that_the_search_met_is_not_tried_twice() -> None:
+    """It takes part in the final under its own number, however slow it was."""
+    slowest = max(tune(request(8)).trials, key=lambda trial: trial.time_us or 0.0)
+    result = tune(request(8), previous_winner=slowest.config)
+    assert len(result.trials) == 8
+    if result.trials[slowest.number].outcome is Outcome.MEASURED:
+        assert slowest.number in result.finals
+
+
+def test_previous_revision_with_the_source_of_a_trial_is_represented_by_it() -> None:
+    """Two spellings of one kernel: the one that was measured stands for both, and stays on a tie."""
+
+    class OneSource(FakeEngine):
+        """Compiles the previous winner to the source of the first trial."""
+
+        def compile(self, job):  # type: ignore[no-untyped-def]
+            """See Engine."""
+            return super().compile(replace(job, config=STARTING[0]) if job.config == STARTING[11] else job)
+
+    result = tune(request(6), OneSource(PROFILE), starting=STARTING[:6], previous_winner=STARTING[11])
+    assert result.trials[-1].outcome is Outcome.REJECTED
+    assert "same source as trial 0" in result.trials[-1].reason
     assert 0 in result.finals
-    assert 0 in [number for number, _ in recorder.finals]
 
 
 def test_previous_revision_that_no_longer_works_is_named_with_the_reason() -> None:
     """A config that the rules of today reject costs nothing and hides nothing."""
     broken = replace(STARTING[0], pipe_depth=16, blk_k=128, blk_n=256)
     result = tune(request(12), fake(), previous_winner=broken)
-    assert result.trials[0].outcome is Outcome.REJECTED
-    assert "shared memory" in result.trials[0].reason
+    assert result.trials[-1].outcome is Outcome.REJECTED
+    assert "shared memory" in result.trials[-1].reason
     assert result.winner is not None
 
 

@@ -20,6 +20,7 @@ from db import queries
 from db.database import Database
 from db.models import Job, Study
 from kernels.artifacts import ArtifactStore
+from kernels.problem import Dtype
 from search_space.request import Budget, TuneRequest
 from tests.tuner.support import PROBLEM, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes
@@ -325,6 +326,8 @@ def test_tuner_killed_at_ten_random_moments_loses_no_trial_and_finds_the_same_wi
 ) -> None:
     """A21: two studies, TPE and random; no finished trial lost, none twice, winners as without a kill."""
     asked = [request(24, sampler=sampler) for sampler in ("tpe", "random")]
+    # Of another problem, so that the second study knows no revision before it.
+    asked[1] = replace(asked[1], problem=replace(asked[1].problem, dtype=Dtype.FP16))
     expected = [tune(each, starting=None) for each in asked]
     ids = submit(settings, *asked)
     rng = random.Random(2)

@@ -233,6 +233,9 @@ class Engine(Protocol):
     def module_path(self, sha256: str) -> Path:
         """Where a module that this engine compiled lies."""
 
+    def has_module(self, sha256: str) -> bool:
+        """Whether that module is still there: a study may go on on another machine, or after a clean-up."""
+
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """Nobody waits for these any more: take queued ones back, stop running ones where that is possible."""
 

@@ -5,8 +5,6 @@ They answer what comparing results at the tuned size cannot: the epilogue race p
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.stress import stress_builds
@@ -17,6 +15,7 @@ from tuner.records import Check, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+    from pathlib import Path
 
     from kernels.compile import CompiledKernel
     from tuner.engine.compile_pool import CompilePool, PoolReply
@@ -32,43 +31,61 @@ class StressChild(Protocol):
         """Verify builds on their own problems; raises WorkerLost, never for a build's fault."""
 
 
-def certify(
-    child: StressChild,
-    pool: CompilePool,
-    job: CertifyJob,
-    *,
-    memcheck: Callable[[list[dict[str, Any]]], MemcheckReport],
-) -> CertifyReply:
-    """Run all checks, cheapest first; stop at the first that finds something. Raises EngineError and WorkerLost."""
-    plain = pool.submit(job.problem, job.config, job.sm_count, None, True)
-    planned = stress_builds(job.problem, job.config, job.sm_count)
-    submitted = [pool.submit(build.problem, job.config, job.sm_count, build.delays_ns or None) for build in planned]
-    try:
-        structure = _structure(plain)
+class Certification:
+    """The checks of one winner, cheapest first; the first that finds something ends them.
+
+    The builds compile from the moment this is made, so that the GPU need not wait for them: `build`, then `run`.
+    """
+
+    def __init__(self, pool: CompilePool, job: CertifyJob) -> None:
+        self._pool, self._job = pool, job
+        self._planned = stress_builds(job.problem, job.config, job.sm_count)
+        self._plain = pool.submit(job.problem, job.config, job.sm_count, None, True)
+        self._submitted = [
+            pool.submit(build.problem, job.config, job.sm_count, build.delays_ns or None) for build in self._planned
+        ]
+
+    def drop(self) -> None:
+        """Take the compiles back that are not done."""
+        self._pool.drop([self._plain, *self._submitted])
+
+    def build(self, folder: Path) -> tuple[Check, list[StressModule]] | CertifyReply:
+        """Wait for the compiles. The structure's check and the stress builds in `folder`, or an answer without them.
+
+        Raises EngineError.
+        """
+        structure = _structure(self._plain)
         if structure.verdict is not Verdict.CLEAN:
             return CertifyReply(checks=(structure,))
-        with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
-            builds = []
-            for build, future in zip(planned, submitted, strict=True):
-                kernel = _kernel(future, f"stress build {build.label}")
-                if isinstance(kernel, Check):
-                    return CertifyReply(checks=(structure, kernel))
-                path = Path(folder) / f"{kernel.sha256}.so"
-                path.write_bytes(kernel.module)
-                builds.append(
-                    StressModule(
-                        label=build.label, problem=build.problem, module_path=path, module_sha256=kernel.sha256
-                    )
-                )
-            stress = child.stress(StressJob(config=job.config, builds=tuple(builds), launches=LAUNCHES, seed=job.seed))
-            checks = [structure, _stress(stress, builds)]
-            if stress.passed:
-                # a build with delays touches the same addresses
-                plain_builds = [build for build, plan in zip(builds, planned, strict=True) if not plan.delays_ns]
-                checks.append(_memory(memcheck([_launch(build) for build in plain_builds])))
-            return CertifyReply(checks=tuple(checks), gpu_s=stress.gpu_s)
-    finally:
-        pool.drop([plain, *submitted])
+        modules = []
+        for build, future in zip(self._planned, self._submitted, strict=True):
+            kernel = _kernel(future, f"stress build {build.label}")
+            if isinstance(kernel, Check):
+                return CertifyReply(checks=(structure, kernel))
+            path = folder / f"{kernel.sha256}.so"
+            path.write_bytes(kernel.module)
+            modules.append(
+                StressModule(label=build.label, problem=build.problem, module_path=path, module_sha256=kernel.sha256)
+            )
+        return structure, modules
+
+    def run(
+        self,
+        child: StressChild,
+        structure: Check,
+        modules: list[StressModule],
+        *,
+        memcheck: Callable[[list[dict[str, Any]]], MemcheckReport],
+    ) -> CertifyReply:
+        """The checks on the GPU. Raises WorkerLost."""
+        job = StressJob(config=self._job.config, builds=tuple(modules), launches=LAUNCHES, seed=self._job.seed)
+        stress = child.stress(job)
+        checks = [structure, _stress(stress, modules)]
+        if stress.passed:
+            # a build with delays touches the same addresses
+            plain = [module for module, plan in zip(modules, self._planned, strict=True) if not plan.delays_ns]
+            checks.append(_memory(memcheck([_launch(module) for module in plain])))
+        return CertifyReply(checks=tuple(checks), gpu_s=stress.gpu_s)
 
 
 def _kernel(future: Future[PoolReply], what: str) -> CompiledKernel | Check:

@@ -130,6 +130,10 @@ class FakeEngine:
         """See Engine."""
         return self._artifacts.path(sha256) if self._artifacts else Path("not-kept") / sha256
 
+    def has_module(self, sha256: str) -> bool:
+        """See Engine."""
+        return self._artifacts is None or self._artifacts.path(sha256).is_file()
+
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine."""
         for future in futures:

@@ -6,10 +6,12 @@ store.
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,14 +31,13 @@ from tuner.engine.base import (
     FinalReply,
     WorkerLost,
 )
-from tuner.engine.certify import certify
+from tuner.engine.certify import Certification
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
 from tuner.gpu.memcheck import memcheck
 from tuner.records import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from kernels.compile import CompiledKernel
     from kernels.devices import DeviceProfile
@@ -148,13 +149,44 @@ class LocalEngine:
         return self._on_gpu(lambda child: child.final(job))
 
     def certify(self, job: CertifyJob) -> Future[CertifyReply]:
-        """See Engine. The GPU waits while the builds compile; that is seconds, once a study."""
+        """See Engine. The GPU is taken when the builds are compiled."""
+        if self._threads is None:
+            raise EngineError(f"no GPU of kind {self._facts.name} here: a winner cannot be checked")
+        future = _Certifying(Certification(self._machine.pool, job))
+        threading.Thread(target=self._certify, args=(future,), name="certify", daemon=True).start()
+        return future
+
+    def _certify(self, future: _Certifying) -> None:
         check_memory = partial(memcheck, device=self._facts.uuid)
-        return self._on_gpu(lambda child: certify(child, self._machine.pool, job, memcheck=check_memory))
+        try:
+            with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
+                built = future.work.build(Path(folder))
+                if isinstance(built, CertifyReply):
+                    future.set_result(built)
+                elif not future.dropped.is_set():
+                    structure, modules = built
+                    future.on_gpu = self._on_gpu(
+                        lambda child: future.work.run(child, structure, modules, memcheck=check_memory)
+                    )
+                    if future.dropped.is_set():  # meanwhile
+                        self.drop([future.on_gpu])
+                    future.set_result(future.on_gpu.result())
+        except CancelledError:
+            future.cancel()
+        except Exception as error:  # a thread's end: whatever it is belongs to whoever waits for the future
+            future.set_exception(error)
+        finally:
+            future.work.drop()
+            if not future.done():
+                future.cancel()
 
     def module_path(self, sha256: str) -> Path:
         """See Engine."""
         return self._machine.artifacts.path(sha256)
+
+    def has_module(self, sha256: str) -> bool:
+        """See Engine."""
+        return self._machine.artifacts.path(sha256).is_file()
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine. A GPU child that is in the middle of a dropped job is ended; the next job starts a fresh one."""
@@ -162,6 +194,11 @@ class LocalEngine:
             if isinstance(future, _Linked):
                 future.dropped = True
                 self._machine.pool.drop([future.inner])
+            elif isinstance(future, _Certifying):
+                future.dropped.set()
+                future.work.drop()
+                if future.on_gpu is not None:
+                    self.drop([future.on_gpu])
             elif not future.cancel():
                 for gpu in self._gpus:
                     gpu.drop(future)
@@ -222,6 +259,16 @@ class _Linked[Reply](Future[Reply]):
         super().__init__()
         self.inner = inner
         self.dropped = False
+
+
+class _Certifying(Future[CertifyReply]):
+    """A certification: its builds compile, then it has the GPU."""
+
+    def __init__(self, work: Certification) -> None:
+        super().__init__()
+        self.work = work
+        self.on_gpu: Future[CertifyReply] | None = None
+        self.dropped = threading.Event()
 
 
 class _Gpu:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 MAX_LAUNCHES = 1000  # capturing one launch costs 5 to 25 us of host time
 COVER_CYCLES = 400_000  # 0.2 ms: longer than the host needs to launch a graph
 SUSTAINED_GRAPH_MS = 10.0  # the few microseconds between two graphs are then no part of the time
-TAIL_MS = 20.0  # of work left to the card while the host turns to the next implementation
+AHEAD = 3  # graphs queued behind the one that runs
 LOOK_PAUSE_S = 0.002
 
 
@@ -37,14 +38,12 @@ class Burst:
     graph: torch.cuda.CUDAGraph
     launches: in the graph
     subject: index of the candidate, None for a baseline
-    launch_us: time of one launch as it was seen when the graph was captured; decides how often to replay it
     """
 
     name: str
     graph: Any
     launches: int
     subject: int | None = None
-    launch_us: float = 0.0
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""
@@ -63,24 +62,35 @@ class Burst:
     def sustained_us(self, *, settle_ms: float, timed_ms: float, look: Callable[[], None]) -> float:
         """Time of one launch without a gap in the load: see tuner.gpu.rounds.Timed.
 
-        Everything is queued at once, the next implementation's work while the tail of this one still runs.
+        The next implementation's work is queued while the tail of this one still runs.
         """
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._replay_for(settle_ms)
+        self._replay_for(settle_ms, lambda: None)
         begin.record()
-        replays = self._replay_for(timed_ms)
+        replays = self._replay_for(timed_ms, look)
         end.record()
-        self._replay_for(TAIL_MS)
-        begin.synchronize()
+        for _ in range(AHEAD):
+            self.graph.replay()
         while not end.query():
             look()
             time.sleep(LOOK_PAUSE_S)
         return float(begin.elapsed_time(end)) * 1000.0 / (self.launches * replays)
 
-    def _replay_for(self, duration_ms: float) -> int:
-        replays = max(1, math.ceil(duration_ms * 1000.0 / (self.launches * max(self.launch_us, 0.5))))
-        for _ in range(replays):
+    def _replay_for(self, duration_ms: float, look: Callable[[], None]) -> int:
+        """Queue the graph for some time, a few ahead of the card: a full queue blocks the host, and nobody looks."""
+        until_s, replays = time.monotonic() + duration_ms / 1000.0, 0
+        queued: deque[Any] = deque()
+        while time.monotonic() < until_s or not replays:
             self.graph.replay()
+            replays += 1
+            done = torch.cuda.Event()
+            done.record()
+            queued.append(done)
+            while len(queued) > AHEAD and not queued[0].query():
+                look()
+                time.sleep(LOOK_PAUSE_S)
+            while queued and queued[0].query():
+                queued.popleft()
         return replays
 
 
@@ -101,11 +111,14 @@ def capture(name: str, kernel: Kernel, sets: Sequence[Any], *, burst_ms: float, 
         graph = _captured(kernel, sets, launches, stream)
         burst = Burst(name=name, graph=graph, launches=launches, subject=subject)
         burst.replay()
-        return replace(burst, launch_us=burst.time_us())
+        return burst
 
     burst = captured(_launches(_eager_us(kernel, sets, stream), burst_ms, len(sets)))
-    wanted = _launches(burst.launch_us, burst_ms, len(sets))
-    return captured(wanted) if wanted > 1.3 * burst.launches else burst
+    wanted = _launches(burst.time_us(), burst_ms, len(sets))
+    if wanted > 1.3 * burst.launches:
+        burst = captured(wanted)
+        torch.cuda.synchronize()
+    return burst
 
 
 _STREAMS: dict[int, Any] = {}

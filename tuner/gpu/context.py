@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 POOL_OVER_L2 = 3
 MAX_SETS = 1024
+MAX_CONTEXTS = 4  # of studies that take turns
 ALIGNMENT = 128  # elements: 256 bytes, what an allocator gives and libraries expect
 MAX_GAP = 64  # steps of ALIGNMENT between two operands
 
@@ -58,12 +60,11 @@ class ProblemContext:
 
 
 class Contexts:
-    """The context of the problem at hand; another problem releases it first."""
+    """Contexts of the problems at hand: studies that share a card take turns, and making one takes seconds."""
 
     def __init__(self, device: LiveDevice) -> None:
         self.device = device
-        self._key: tuple[GemmProblem, MeasureProtocol] | None = None
-        self._context: ProblemContext | None = None
+        self._kept: OrderedDict[tuple[GemmProblem, MeasureProtocol], ProblemContext] = OrderedDict()
         self._library: CublasLt | None = None
 
     def get(self, problem: GemmProblem, protocol: MeasureProtocol, seed: int, report: Report) -> ProblemContext:
@@ -72,17 +73,26 @@ class Contexts:
         A later job with another seed gets the same inputs: making them anew would cost more than its measurement.
         """
         key = (problem, protocol)
-        if self._context is None or self._key != key:
+        if key not in self._kept:
             report(Phase.BASELINE)
-            self.release()
-            self._context = self._make(problem, protocol, seed)
-            self._key = key
-        return self._context
+            self._make_room()
+            self._kept[key] = self._make(problem, protocol, seed)
+        self._kept.move_to_end(key)
+        return self._kept[key]
 
     def release(self) -> None:
         """Give the memory back."""
-        self._context = self._key = None
+        self._kept.clear()
         torch.cuda.empty_cache()
+
+    def _make_room(self) -> None:
+        """Keep a few contexts as long as half of the memory is free; more memory than that, no problem here takes."""
+        while len(self._kept) >= MAX_CONTEXTS:
+            self._kept.popitem(last=False)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        if free < total / 2:
+            self.release()
 
     def _make(self, problem: GemmProblem, protocol: MeasureProtocol, seed: int) -> ProblemContext:
         device = self.device

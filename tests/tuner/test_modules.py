@@ -1,0 +1,67 @@
+"""Finalists whose modules are gone are built again before the final."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels.artifacts import ArtifactStore
+from tests.tuner.support import PROFILE, request, tune
+from tuner.engine.fake import FakeEngine
+from tuner.recorder import MemoryRecorder
+from tuner.records import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernels.compile import CompiledKernel
+    from tuner.records import Trial
+
+
+class NotingRecorder(MemoryRecorder):
+    """Also keeps which trials were built again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rebuilt: list[int] = []
+
+    def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
+        """See Recorder."""
+        self.rebuilt.append(trial.number)
+        super().save_rebuilt(trial, kernel)
+
+
+def test_study_that_goes_on_without_its_modules_ends_as_if_they_were_there(tmp_path: Path) -> None:
+    """All trials are stored, no file is left: only the finalists are built again, and the winner's module exists."""
+    artifacts = ArtifactStore(tmp_path / "artifacts")
+    first = tune(request(16), FakeEngine(PROFILE, artifacts=artifacts))
+    assert first.winner is not None
+    shutil.rmtree(artifacts.root)
+    recorder = NotingRecorder()
+    again = tune(request(16), FakeEngine(PROFILE, artifacts=artifacts), recorder=recorder, resume_from=first.trials)
+    assert again.state is State.DONE
+    assert again.winner == first.winner
+    assert sorted(recorder.rebuilt) == sorted(first.finals)
+    assert artifacts.path(again.winner.artifact_sha256).is_file()
+
+
+def test_finalist_of_an_older_template_is_left_out_and_named(tmp_path: Path) -> None:
+    """Its config generates another source now, so what was measured cannot be handed out."""
+    artifacts = ArtifactStore(tmp_path / "artifacts")
+    first = tune(request(16), FakeEngine(PROFILE, artifacts=artifacts))
+    assert first.winner is not None
+    fastest = first.winner.number
+    artifacts.delete(first.winner.artifact_sha256)
+    older = [replace(trial, source_hash="0" * 64) if trial.number == fastest else trial for trial in first.trials]
+    again = tune(request(16), FakeEngine(PROFILE, artifacts=artifacts), resume_from=older)
+    assert again.winner is not None
+    assert again.winner.number != fastest
+    assert f"trial {fastest} is no finalist: its module is gone and the template now generates" in again.reason
+
+
+def test_nothing_is_built_again_while_the_modules_are_there(tmp_path: Path) -> None:
+    """The usual case costs nothing."""
+    recorder = NotingRecorder()
+    tune(request(12), FakeEngine(PROFILE, artifacts=ArtifactStore(tmp_path)), recorder=recorder)
+    assert recorder.rebuilt == []
