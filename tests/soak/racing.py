@@ -4,8 +4,8 @@
 
 Three shapes, 24 random configs worth asking each, in the order a random search would ask. Racing stops a candidate when
 it cannot reach the best of those told when it was asked (eight are in flight), and takes no further round once a ratio
-is known to half a percent. Target: at least
-half of the measuring time saved, and the winners of both equal within the noise when they are timed against each other.
+is known to half a percent. Target: at least half of the measuring time saved, and the winners of both equal within the
+noise when they are timed against each other.
 """
 
 from __future__ import annotations

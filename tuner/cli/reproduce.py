@@ -6,6 +6,7 @@ With --url the results and their modules come from a running service; the GPU is
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tuner.engines import Engines
 
 Json = dict[str, Any]
+RESULT_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
@@ -59,6 +61,9 @@ def _claims(args: argparse.Namespace, settings: Settings) -> list[Claim]:
     """Raises UsageError for what states nothing that could be measured again."""
     files = [target for target in args.targets if Path(target).is_file()]
     ids = [target for target in args.targets if target not in files]
+    for target in ids:
+        if RESULT_ID.fullmatch(target) is None:
+            raise UsageError(f"{target!r} is no result id and no file", hint="gemm-tuner best shows the id of a result")
     try:
         claims = [claim for file in files for claim in _claims_of_file(Path(file))]
         if ids or args.all:
