@@ -16,7 +16,7 @@ depends_on = None
 COLUMNS = {
     "studies": (("coverage", sa.JSON()),),
     "measurements": (("states", sa.JSON()), ("energy_mj", sa.JSON())),
-    "results": (("noise", sa.Float()), ("aa_ratio", sa.JSON())),
+    "results": (("noise", sa.Double()), ("aa_ratio", sa.JSON())),
 }
 
 
