@@ -40,7 +40,8 @@ class LocalEngines:
     def __init__(self, settings: Settings) -> None:
         """Looks for GPUs; starts nothing yet."""
         options = LocalOptions(
-            compile=CompilePoolOptions(processes=settings.compile_processes, limit_s=settings.compile_limit_s)
+            compile=CompilePoolOptions(processes=settings.compile_processes, limit_s=settings.compile_limit_s),
+            spares=settings.gpu_spares,
         )
         self._machine = LocalMachine(options, ArtifactStore(settings.artifacts_dir))
 

@@ -6,6 +6,7 @@ candidate:
 RuntimeError
   x EngineError     the engine cannot work at all (no compiler, disk full); the study ends and says so
   x WorkerLost      the worker went away under the job; the loop tries the trial again under its number
+      x DeviceLost    the device itself cannot be used: fresh workers failed too, before any candidate had run
   x NoDevice        nothing here can run what was asked for
 """
 
@@ -35,6 +36,10 @@ class EngineError(RuntimeError):
 
 class WorkerLost(RuntimeError):
     """A worker went away under a job, through no fault of the candidate as far as anyone can tell."""
+
+
+class DeviceLost(WorkerLost):
+    """A device cannot be used; fresh workers on it failed as well. Says nothing about any candidate."""
 
 
 class NoDevice(RuntimeError):
