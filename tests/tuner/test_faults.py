@@ -24,7 +24,7 @@ from tuner.engine.faults import (
     OtherWriter,
     Shows,
 )
-from tuner.records import Outcome, State
+from tuner.records import Evidence, Outcome, State
 from tuner.store import StudyRecorder, write
 
 if TYPE_CHECKING:
@@ -70,6 +70,28 @@ def test_winner_with_a_fault_that_only_a_check_finds_is_replaced(kind: FaultKind
     assert result.winner is not None
     assert result.winner.config.key != best
     assert f"failed its {CHECK_OF[kind]} check" in result.reason
+
+
+def test_when_every_finalist_fails_a_check_the_next_fastest_has_its_turn() -> None:
+    """B1: a family of racy configs may be the fastest; behind them are healthy ones."""
+    ranked = sorted(
+        (t for t in tune(request(24)).trials if t.outcome is Outcome.MEASURED), key=lambda t: t.time_us or 0.0
+    )
+    racy = {trial.config.key: Fault(kind=FaultKind.RACES_WHEN_STRESSED) for trial in ranked[:-1]}
+    result = tune(request(24), fake(faults=FaultPlan(by_key=racy)))
+    assert result.state is State.DONE
+    assert result.winner is not None
+    assert result.winner.config.key not in racy
+    assert Evidence.CHECKED in result.evidence
+    assert result.reason.count("failed its stress check") >= 8
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_worker_lost_during_the_checks_is_replaced(times: int) -> None:
+    """A11: a lost worker is no verdict, and the winner still gets its checks."""
+    killed = FaultPlan(by_key={best_of(12): Fault(kind=FaultKind.CHILD_KILLED, phase="certify", times=times)})
+    result = tune(request(12), fake(faults=killed))
+    assert Evidence.CHECKED in result.evidence
 
 
 @pytest.mark.parametrize("kind", sorted(IN_ONE_LAUNCH))
