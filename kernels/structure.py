@@ -57,6 +57,8 @@ RULES: dict[str, str] = {
     "stage drain": "a producer waits for the last release of each stage before it leaves",
     "tensor memory": "one warp allocates, relinquishes and deallocates; barriers stand between that and any use",
 }
+# Rules of the reader, not of the kernel: a template may have learnt something that the reader has not.
+OPEN = frozenset({"not understood", "unknown instruction"})
 # Instructions that every thread of a warpgroup executes together.
 _WARPGROUP_WIDE = frozenset(
     {"setmaxnreg", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "named_barrier", "shared_write", "proxy_fence",
@@ -77,6 +79,16 @@ class Finding:
     rule: str
     message: str
     line: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this says that the rules cannot judge, and not that one is broken."""
+        return self.rule in OPEN
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.rule}: {self.message}"
 
 
 class _Findings:

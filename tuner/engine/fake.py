@@ -233,7 +233,7 @@ class FakeEngine:
         if fault is not None and fault.kind is FaultKind.RACES_WHEN_STRESSED:
             reason = self._reason(fault, job.problem, job.config)
             return CertifyReply(checks=(structure, Check(name="stress", verdict=Verdict.FAILED, detail=reason)))
-        clean = (Check(name=name, verdict=Verdict.CLEAN) for name in ("stress", "memcheck"))
+        clean = (Check(name=name, verdict=Verdict.CLEAN) for name in ("stress", "soak", "memcheck"))
         return CertifyReply(checks=(structure, *clean))
 
     # ------------------------------------------------------------------ inventions

@@ -232,13 +232,13 @@ class Referee:
         """After timing: launch as the clock did, on the first case, and compare with the output verified before."""
         self.output.poison()
         launch()
-        differing = int(_differing(self.output.bits, bits))
+        count = int(differing(self.output.bits, bits))
         case = self.cases[0]
-        if differing:
+        if count:
             found = compare(case, self.output.d, self.problem.dtype)
             if found.wrong:
                 return Verdict(outcome=Outcome.WRONG_RESULT, reason=f"after timing: {found.text()}")
-            reason = f"after timing: {differing} of {found.total} elements differ from the output verified before"
+            reason = f"after timing: {count} of {found.total} elements differ from the output verified before"
             return Verdict(outcome=Outcome.NONDETERMINISTIC, reason=reason)
         if reason := self.output.damage() or case.overwritten():
             return Verdict(outcome=Outcome.WRONG_RESULT, reason=f"after timing: {reason}")
@@ -254,16 +254,17 @@ class Referee:
         counts = []
         for _ in range(repeats):
             self._launch(kernel, case)
-            counts.append(_differing(self.output.bits, bits))
-        differing = [count for count in torch.stack(counts).tolist() if count] if counts else []
-        if not differing:
+            counts.append(differing(self.output.bits, bits))
+        others = [count for count in torch.stack(counts).tolist() if count] if counts else []
+        if not others:
             return ""
         return (
-            f"{len(differing)} of {repeats} launches with equal inputs gave another result than the verified one; "
-            f"up to {max(differing)} of {self.output.bits.numel()} elements differ"
+            f"{len(others)} of {repeats} launches with equal inputs gave another result than the verified one; "
+            f"up to {max(others)} of {self.output.bits.numel()} elements differ"
         )
 
 
-def _differing(bits: Any, expected: Any) -> Any:
+def differing(bits: Any, expected: Any) -> Any:
+    """How many elements of two outputs differ, counted on the device: nothing waits for it."""
     counts = [(bits[rows] != expected[rows]).sum() for rows in row_chunks(*bits.shape)]
     return torch.stack(counts).sum()
