@@ -198,8 +198,11 @@ def main(arguments: list[str]) -> int:
         lanes = verified_lanes(kernel, GemmProblem(**job["problem"]), job["seed"], say)
         soak = Soak(lanes=lanes, synchronize=torch.cuda.synchronize, say=say)
         run(soak, job["launches"], job["limit_s"])
-    except (SoakFailure, LoadError) as error:
+    except SoakFailure as error:
         say({"failed": str(error)})
+        return 1
+    except LoadError as error:
+        say({"not_run": str(error)})
         return 1
     except torch.OutOfMemoryError as error:
         say({"not_run": f"not enough device memory beside what is in use: {describe(error)}"})
