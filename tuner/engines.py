@@ -79,9 +79,10 @@ class FakeEngines:
         self._options = options or FakeOptions(
             times=FakeTimes(scale=settings.fake_scale, compile_workers=settings.compile_processes)
         )
-        artifacts = ArtifactStore(settings.artifacts_dir)
+        artifacts, database = ArtifactStore(settings.artifacts_dir), settings.sqlite_file
         self._engines = {
-            profile.name: FakeEngine(profile, options=self._options, artifacts=artifacts) for profile in PROFILES
+            profile.name: FakeEngine(profile, options=self._options, artifacts=artifacts, database=database)
+            for profile in PROFILES
         }
 
     def engine_for(self, request: TuneRequest) -> Engine:

@@ -74,6 +74,12 @@ class Settings:
         if self.engine not in ENGINES:
             raise SettingsError(f"engine {self.engine!r}: use one of {', '.join(ENGINES)}")
 
+    @property
+    def sqlite_file(self) -> Path | None:
+        """File of the database; None where it is no SQLite."""
+        _, found, path = self.database_url.partition("sqlite:///")
+        return Path(path) if found else None
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Raises SettingsError naming the variable that is wrong."""
