@@ -176,6 +176,13 @@ def _explain_commands(commands: Any) -> None:
     explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
     explain.add_argument("--shape", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)")
     _target(explain)
+    verify = _command(commands, "verify", "verify", "verify", "run every gate that needs no GPU on a config")
+    verify.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
+    verify.add_argument(
+        "shape", nargs="?", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)"
+    )
+    verify.add_argument("--force", action="store_true", help="run the checkers although a clean verdict is stored")
+    _target(verify)
 
 
 def _database_commands(commands: Any) -> None:
