@@ -242,7 +242,8 @@ class _Run:
                 return none, choice
             if reply is None or reply.failure is None:
                 return reply or none, choice
-            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail}")
+            place = f"{self._request.problem} with {winner.config.key}"
+            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail} ({place})")
             text = f"trial {winner.number} failed its {reply.failure.name} check: {reply.failure.detail}"
             final.note = "; ".join(filter(None, (final.note, text)))
             del final.measurements[winner.number]
