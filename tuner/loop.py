@@ -254,7 +254,13 @@ class _Run:
         """None when cancelled. Raises EngineError, and WorkerLost when it happened again and again."""
         sm_count = self._engine.device.profile.sm_count
         job = CertifyJob(
-            problem=self._request.problem, config=winner.config, sm_count=sm_count, seed=self._request.seed
+            problem=self._request.problem,
+            config=winner.config,
+            sm_count=sm_count,
+            module_path=self._engine.module_path(winner.artifact_sha256),
+            module_sha256=winner.artifact_sha256,
+            source_hash=winner.source_hash,
+            seed=self._request.seed,
         )
         for attempt in range(self._limits.final_retries + 1):
             future = self._engine.certify(job)

@@ -28,6 +28,7 @@ from tuner.records import Outcome, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
 WAIT_S = 60.0
@@ -264,3 +265,49 @@ def test_compiler_killed_from_outside_is_tried_again(tmp_path: Path, monkeypatch
     result = tune(request(2), engine_of(machine), starting=STARTING[:2])
     assert [trial.outcome for trial in result.trials[:1]] == [Outcome.MEASURED]
     machine.close()
+
+
+def test_e4_jobs_of_two_studies_have_a_gpu_one_after_the_other(tmp_path: Path) -> None:
+    """E4: eight parallel workers on one GPU would cache a bad winner: at no moment are two jobs on the card."""
+    children: list[FakeChild] = []
+    most = 0
+
+    class Watched(FakeChild):
+        """Notes how many jobs it has at once."""
+
+        def evaluate(self, job: EvaluateJob) -> EvaluateReply:
+            """See Child."""
+            nonlocal most
+            self.at_work += 1
+            most = max(most, self.at_work)
+            self.closed.wait(0.005)
+            self.at_work -= 1
+            return self.engine.evaluate(job).result()
+
+    def start(index: int) -> FakeChild:
+        children.append(Watched())
+        return children[-1]
+
+    options = LocalOptions(compile=CompilePoolOptions(processes=1))
+    one_gpu = LocalMachine(options, ArtifactStore(tmp_path), list_gpus=lambda: (DEVICE,), start_child=start)
+    engine = one_gpu.engine(DEVICE.profile, live=True)
+
+    def job(number: int) -> EvaluateJob:
+        return EvaluateJob(
+            problem=PROBLEM, config=STARTING[number % len(STARTING)], module_path=tmp_path, module_sha256="",
+            source_hash=f"{number}", protocol=PROTOCOL, incumbent_us=None, seed=0, phase="trial",
+        )  # fmt: skip
+
+    futures: list[Future[EvaluateReply]] = []
+    studies = [
+        threading.Thread(target=lambda base=base: futures.extend(engine.evaluate(job(base + n)) for n in range(8)))
+        for base in (0, 100)
+    ]
+    for study in studies:
+        study.start()
+    for study in studies:
+        study.join()
+    assert all(future.result(WAIT_S).outcome is Outcome.MEASURED for future in futures)
+    one_gpu.close()
+    assert len(futures) == 16
+    assert (len(children), most) == (1, 1)

@@ -185,12 +185,18 @@ class CertifyJob:
     problem: what it computes
     config: knobs
     sm_count: SMs it was built for
+    module_path: the very file that is to be published
+    module_sha256: what the file must hash to
+    source_hash: of its source: the structural rules must judge the same one
     seed: of the input data
     """
 
     problem: GemmProblem
     config: GemmConfig
     sm_count: int
+    module_path: Path
+    module_sha256: str
+    source_hash: str
     seed: int
 
 
@@ -233,7 +239,7 @@ class Engine(Protocol):
         """Time finalists interleaved. Only on a live device."""
 
     def certify(self, job: CertifyJob) -> Future[CertifyReply]:
-        """Structural rules, stress builds and memory checks of a winner. Only on a live device."""
+        """Structural rules, stress builds, soak and memory checks of a winner. Only on a live device."""
 
     def module_path(self, sha256: str) -> Path:
         """Where a module that this engine compiled lies."""

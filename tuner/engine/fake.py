@@ -269,7 +269,7 @@ class FakeEngine:
     def _certify(self, job: CertifyJob) -> CertifyReply:
         fault = self._fault(job.config, "certify")
         checks: list[Check] = []
-        for name in ("structure", "stress", "memcheck"):
+        for name in ("structure", "stress", "soak", "memcheck"):
             if fault is not None and CHECK_OF.get(fault.kind) == name:
                 reason = self._reason(fault, job.problem, job.config)
                 return CertifyReply(checks=(*checks, Check(name=name, verdict=Verdict.FAILED, detail=reason)))

@@ -32,10 +32,11 @@ from tuner.engine.base import (
     FinalReply,
     WorkerLost,
 )
-from tuner.engine.certify import Certification
+from tuner.engine.certify import Apart, Certification
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
 from tuner.gpu.jobs import PhaseLimits
 from tuner.gpu.memcheck import memcheck
+from tuner.gpu.soak import soak
 from tuner.records import Outcome
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ class LocalEngine:
         return future
 
     def _certify(self, future: _Certifying) -> None:
-        check_memory = partial(memcheck, device=self._facts.uuid)
+        uuid = self._facts.uuid
+        apart = Apart(memcheck=partial(memcheck, device=uuid), soak=partial(soak, device=uuid))
         try:
             with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
                 built = future.work.build(Path(folder))
@@ -175,9 +177,7 @@ class LocalEngine:
                     future.set_result(built)
                 elif not future.dropped.is_set():
                     structure, modules = built
-                    future.on_gpu = self._on_gpu(
-                        lambda child: future.work.run(child, structure, modules, memcheck=check_memory)
-                    )
+                    future.on_gpu = self._on_gpu(lambda child: future.work.run(child, structure, modules, apart))
                     if future.dropped.is_set():  # meanwhile
                         self.drop([future.on_gpu])
                     future.set_result(future.on_gpu.result())
