@@ -51,7 +51,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_scripted_faults_get_their_outcomes_and_a_soak_that_is_cut_short_goes_on(bench: Bench, tmp_path: Path) -> None:
     """A1, A3, A6, A9, A10, A21: through the processes of the product; no trial of the first run is run again."""
-    whole = plans(PROFILE, 0.01)[0]
+    whole = plans(PROFILE, 0.01)[1]
     again = {"producer_phase", "half_multicast", "expect_tx", "no_full_wait", "no_empty_wait", "misaligned_address"}
     plan = replace(whole, plants={config: plant for config, plant in whole.plants.items() if plant not in again})
     write_plan(tmp_path / "plants.json", {config.key: plant for config, plant in plan.plants.items() if plant})
@@ -80,7 +80,7 @@ def test_every_plant_of_the_mix_finds_its_place() -> None:
 
     assert set(MIX) == set(PLANTS)
     assert {plant.fault for plant in PLANTS.values() if plant.fault} <= set(FAULTS)
-    plan = plans(PROFILE, 0.01)[0]
+    plan = plans(PROFILE, 0.01)[1]
     config = next(config for config, plant in plan.plants.items() if plant == "tall_output")
     lowered = lower(plan.request.problem, config, PROFILE.sm_count)
     cuts = {name: plant.cut for name, plant in PLANTS.items() if plant.cut is not None}
@@ -92,7 +92,7 @@ def test_every_plant_of_the_mix_finds_its_place() -> None:
 
 def test_seconds_a_trial_show_a_fresh_child_in_the_trial_after_the_fault() -> None:
     """The report says what a fault costs, its clean-up included; compile failures cost the GPU nothing."""
-    plan = plans(PROFILE, 0.01)[0]
+    plan = plans(PROFILE, 0.01)[1]
     config = {plant: config for config, plant in plan.plants.items()}
     rows = [
         ("", Outcome.MEASURED, 0.1),
