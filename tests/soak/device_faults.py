@@ -284,7 +284,7 @@ class Bench:
                 on_progress=note,
                 should_stop=lambda: time.monotonic() > deadline_s,
             )
-            if result.reason == "cancelled":
+            if result.reason.startswith("cancelled"):
                 return None
             stored = trials_of(database, study_id)
         report = judge(plan, result, stored, self.gpu.uuid)
@@ -374,6 +374,14 @@ def device_memory_mb(uuid: str) -> float:
     return float(info.used) / 2**20
 
 
+def settled_memory_mb(uuid: str, wanted_mb: float, *, within_s: float = 10.0) -> float:
+    """Memory in use once it is low enough: the driver takes a moment to free a context. What it is after the time."""
+    deadline_s = time.monotonic() + within_s
+    while (used_mb := device_memory_mb(uuid)) > wanted_mb and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    return used_mb
+
+
 def processes_left() -> list[str]:
     """Compilers, workers and children that outlived the run, whoever is their parent."""
     ours = ("tuner.gpu.", "tuner.engine.compile_worker", "nvcc", "ptxas", "cicc", "compute-sanitizer")
@@ -439,7 +447,7 @@ def write_report(
 ) -> int:
     """Put the studies' reports together, add what was left behind. Returns the exit status."""
     reports = [json.loads((folder / f"{plan.name}.json").read_text()) for plan in studies]
-    memory_after_mb = device_memory_mb(bench.gpu.uuid)
+    memory_after_mb = settled_memory_mb(bench.gpu.uuid, memory_before_mb + LEFT_MB)
     left = processes_left()
     problems = [f"{one['name']}: {text}" for one in reports for text in one["problems"]]
     if left:
