@@ -86,6 +86,19 @@ def test_when_every_finalist_fails_a_check_the_next_fastest_has_its_turn() -> No
     assert result.reason.count("failed its stress check") >= 8
 
 
+def test_when_all_that_were_measured_fail_a_check_one_that_was_stopped_early_wins() -> None:
+    """B1: it was stopped because a racy kernel is faster; it is the best that is right."""
+    trials = tune(request(24)).trials
+    racy = {t.config.key: Fault(kind=FaultKind.RACES_WHEN_STRESSED) for t in trials if t.outcome is Outcome.MEASURED}
+    assert any(trial.outcome is Outcome.STOPPED_EARLY for trial in trials)
+    result = tune(request(24), fake(faults=FaultPlan(by_key=racy)))
+    assert result.state is State.DONE
+    assert result.winner is not None
+    assert result.winner.outcome is Outcome.STOPPED_EARLY
+    assert result.winner.config.key not in racy
+    assert Evidence.CHECKED in result.evidence
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_worker_lost_during_the_checks_is_replaced(times: int) -> None:
     """A11: a lost worker is no verdict, and the winner still gets its checks."""
