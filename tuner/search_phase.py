@@ -314,8 +314,8 @@ class SearchPhase:
 
     def _settle(self, trial: Trial) -> None:
         self.trials[trial.number] = trial
-        self.counted += trial.outcome.counts_against_budget
-        self._failures += _is_failure(trial.outcome)
+        self.counted += trial.counts_against_budget
+        self._failures += _is_failure(trial)
         self._sampler.tell(trial.number, trial.config, trial.time_us)
 
     def _own_source(self, number: int, source_hash: str, outcome: Outcome) -> None:
@@ -323,6 +323,6 @@ class SearchPhase:
             self._source_owner.setdefault(source_hash, number)
 
 
-def _is_failure(outcome: Outcome) -> bool:
+def _is_failure(trial: Trial) -> bool:
     """Whether it cost a compile or GPU time and brought no time back."""
-    return not outcome.counts_against_budget and outcome not in (Outcome.REJECTED, Outcome.KNOWN_BAD)
+    return not trial.counts_against_budget and trial.outcome not in (Outcome.REJECTED, Outcome.KNOWN_BAD)
