@@ -355,7 +355,7 @@ class Trial:
 
     @property
     def counts_against_budget(self) -> bool:
-        """Whether it used one of the budget's trials. One that failed a check as the winner had been measured before."""
+        """Whether it used one of the budget's trials: also a winner that failed a check, for it had been measured."""
         failed_later = self.outcome is Outcome.CHECK_FAILED and self.measurement is not None
         return self.outcome.counts_against_budget or failed_later
 
