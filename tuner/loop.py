@@ -226,7 +226,7 @@ class _Run:
         return State.DONE, self._shortfall(trials)
 
     def _shortfall(self, trials: Sequence[Trial]) -> str:
-        counted, asked = sum(trial.outcome.counts_against_budget for trial in trials), self._request.budget.trials
+        counted, asked = sum(trial.counts_against_budget for trial in trials), self._request.budget.trials
         if counted >= asked:
             return ""
         return f"{counted} of {asked} trials: every config worth asking about was tried, or too many failed"
@@ -247,7 +247,8 @@ class _Run:
                 return none, choice
             if reply is None or reply.failure is None:
                 return reply or none, choice
-            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail}")
+            place = f"{self._request.problem} with {winner.config.key}"
+            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail} ({place})")
             text = f"trial {winner.number} failed its {reply.failure.name} check: {reply.failure.detail}"
             final.note = "; ".join(filter(None, (final.note, text)))
             del final.measurements[winner.number]
@@ -398,7 +399,7 @@ class _Run:
 
     def _note_best(self, trial: Trial) -> None:
         time_us = trial.time_us
-        if time_us is None or trial.outcome is Outcome.STOPPED_EARLY:
+        if time_us is None or trial.outcome in (Outcome.STOPPED_EARLY, Outcome.CHECK_FAILED):
             return
         if self._best is None or (best_us := self._best.time_us) is None or time_us < best_us:
             self._best = trial

@@ -345,11 +345,17 @@ class Trial:
     max_rel_error: float | None = None
 
     @property
+    def counts_against_budget(self) -> bool:
+        """Whether it used one of the budget's trials: also a winner that failed a check, for it had been measured."""
+        failed_later = self.outcome is Outcome.CHECK_FAILED and self.measurement is not None
+        return self.outcome.counts_against_budget or failed_later
+
+    @property
     def time_us(self) -> float | None:
         """What the search minimises: the measured median, else for MODELED the predicted time; None after a failure."""
         if self.outcome is Outcome.MODELED:
             return self.modeled_us
-        if self.outcome.counts_against_budget and self.measurement is not None:
+        if self.counts_against_budget and self.measurement is not None:
             return self.measurement.median_us()
         return None
 

@@ -316,24 +316,17 @@ class SearchPhase:
 
     def _settle(self, trial: Trial) -> None:
         self.trials[trial.number] = trial
-        self.counted += trial.outcome.counts_against_budget
-        self._failures += _is_failure(trial.outcome)
+        self.counted += trial.counts_against_budget
+        self._failures += _is_failure(trial)
         # An equal study of before: told the same times, the sampler asks the same configs, and only the clock decides.
         told = self._told_before.get((trial.number, trial.config.key), trial)
-        self._sampler.tell(trial.number, trial.config, _time_told(told))
+        self._sampler.tell(trial.number, trial.config, told.time_us)
 
     def _own_source(self, number: int, source_hash: str, outcome: Outcome) -> None:
         if source_hash and outcome is not Outcome.REJECTED:
             self._source_owner.setdefault(source_hash, number)
 
 
-def _time_told(trial: Trial) -> float | None:
-    """What the sampler heard when the trial ended: a winner that failed a check later had a time by then."""
-    if trial.outcome is Outcome.CHECK_FAILED and trial.measurement is not None:
-        return trial.measurement.median_us()
-    return trial.time_us
-
-
-def _is_failure(outcome: Outcome) -> bool:
+def _is_failure(trial: Trial) -> bool:
     """Whether it cost a compile or GPU time and brought no time back."""
-    return not outcome.counts_against_budget and outcome not in (Outcome.REJECTED, Outcome.KNOWN_BAD)
+    return not trial.counts_against_budget and trial.outcome not in (Outcome.REJECTED, Outcome.KNOWN_BAD)
