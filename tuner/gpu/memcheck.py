@@ -6,6 +6,7 @@ reads of the copy engine, and slows the kernel down so much that the races it co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tuner.gpu.process import killed_when
+
+if TYPE_CHECKING:
+    import threading
 
 _PLACES = (Path("/usr/local/cuda/bin/compute-sanitizer"), Path("/opt/cuda/bin/compute-sanitizer"))
 _TAIL_CHARS = 600
@@ -50,10 +56,15 @@ def find_sanitizer() -> Path | None:
 
 
 def memcheck(
-    launches: list[dict[str, Any]], *, device: str = "0", timeout_s: float = 180.0, sanitizer: Path | None = None
+    launches: list[dict[str, Any]],
+    *,
+    device: str = "0",
+    timeout_s: float = 180.0,
+    sanitizer: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> SanitizerReport:
     """Launch modules under memcheck; see `sanitize`."""
-    return sanitize("memcheck", launches, device=device, timeout_s=timeout_s, sanitizer=sanitizer)
+    return sanitize("memcheck", launches, device=device, timeout_s=timeout_s, sanitizer=sanitizer, stop=stop)
 
 
 def sanitize(
@@ -63,6 +74,7 @@ def sanitize(
     device: str = "0",
     timeout_s: float = 180.0,
     sanitizer: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> SanitizerReport:
     """Launch modules under a tool of compute-sanitizer.
 
@@ -70,6 +82,7 @@ def sanitize(
     launches: one entry a module, as `tuner.gpu.launch_once` reads it: path, m, n, k, dtype
     device: UUID or index of the card
     timeout_s: after which the whole process group is killed
+    stop: when set, the group is killed at once
     """
     sanitizer = sanitizer or find_sanitizer()
     if sanitizer is None:
@@ -85,12 +98,19 @@ def sanitize(
         env=environment,
         start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(json.dumps(launches), timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
+    # Stays open to the end: when it closes the run kills itself, so a tuner that is killed leaves nothing on the GPU.
+    lifeline, process.stdin = process.stdin, None
+    assert lifeline is not None
+    with lifeline, killed_when(stop, process):
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
+            lifeline.write(json.dumps(launches) + "\n")
+            lifeline.flush()
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
     return read_report(output, version=_version(sanitizer))
 
 

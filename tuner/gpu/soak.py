@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.gpu.process import FROM_OUTSIDE, killed_when
 from tuner.records import Verdict
 
 if TYPE_CHECKING:
@@ -85,7 +86,13 @@ class SoakReport:
 
 
 def soak(
-    job: SoakJob, *, device: str = "0", start_s: float = 180.0, stall_s: float = 30.0, runner: str = RUNNER
+    job: SoakJob,
+    *,
+    device: str = "0",
+    start_s: float = 180.0,
+    stall_s: float = 30.0,
+    runner: str = RUNNER,
+    stop: threading.Event | None = None,
 ) -> SoakReport:
     """Run the soak in a process of its own.
 
@@ -93,6 +100,7 @@ def soak(
     start_s: after which a process that has not launched the kernel yet is killed
     stall_s: after which a process that launches, and says nothing, is killed; it speaks at least once a second
     runner: module that is run as the process
+    stop: when set, the process is killed at once
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     process = subprocess.Popen(
@@ -106,7 +114,11 @@ def soak(
         start_new_session=True,
     )
     try:
-        return _Listener(job, process).report(start_s, stall_s)
+        with killed_when(stop, process):
+            report = _Listener(job, process).report(start_s, stall_s)
+        if stop is not None and stop.is_set():
+            return SoakReport(verdict=Verdict.NOT_RUN, detail="stopped")
+        return report
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -174,7 +186,8 @@ class _Listener:
         status = self._process.wait()
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         text = f"the process ended early: {how}" + (f"; last output: {' | '.join(self._tail)}" if self._tail else "")
-        return self._made(Verdict.FAILED if self._way else Verdict.NOT_RUN, text)
+        blames_kernel = self._way and -status not in FROM_OUTSIDE
+        return self._made(Verdict.FAILED if blames_kernel else Verdict.NOT_RUN, text)
 
     def _made(self, verdict: Verdict, detail: str) -> SoakReport:
         return SoakReport(verdict=verdict, detail=detail, launches=dict(self._launches), gpu_s=self._gpu_s)
