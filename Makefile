@@ -12,7 +12,7 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full verify-compile \
-	soak-faults soak-cost requirements clean
+	soak-faults soak-kills soak-cost requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,6 +73,9 @@ verify-compile: setup  ## compile 200 random legal configs of each architecture;
 
 soak-faults: setup  ## 2,000 injected faults in a random mix, on invented devices
 	$(BIN)/python -m tests.soak.faults --faults 2000 --out results/soak/faults.json
+
+soak-kills: setup  ## kill -9 of the tuner at 200 random moments
+	$(BIN)/python -m tests.soak.kills --kills 200 --out results/soak/kills.json
 
 soak-cost: setup  ## what a trial and a question cost on this machine
 	$(BIN)/python -m tests.soak.trial_cost --out results/host/trial_cost.json

@@ -146,7 +146,7 @@ def test_measuring_on_a_machine_without_that_gpu_fails_with_what_to_do(settings:
     assert "ask for mode 'model'" in study.reason
 
 
-def test_known_bad_source_is_skipped_in_the_next_study(settings: Settings) -> None:
+def test_a7_known_bad_source_is_skipped_in_the_next_study(settings: Settings) -> None:
     """A7: the second seed meets configs of the first that failed, and does not run them."""
     faults = FaultPlan(rates={FaultKind.HANGS: 0.3, FaultKind.COMPILE_ABORTS: 0.1}, seed=3)
     options = FakeOptions(faults=faults)
