@@ -9,25 +9,47 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.problem import MAX_EXTENT, row_period
 from kernels.resources import SM90_OVERHEAD_REGISTERS, SM90_REGISTERS, resources_of, sm90_entry_registers
 
 if TYPE_CHECKING:
+    from kernels.arch import Arch
     from kernels.problem import GemmProblem
 
 Rule = Callable[[GemmConfig], "str | None"]
 
 MAX_TMA_BOX_ROWS = 256
 MAX_PIPE_DEPTH = 16
+MAX_SPLIT_K = 16  # CTAs of one cluster (above 8 the launch asks for a non-portable size)
 EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
 
 
-def problem_violation(problem: GemmProblem) -> str | None:
-    """Why no template can serve this problem, or None."""
+def problem_violation(problem: GemmProblem, arch: Arch) -> str | None:
+    """Why no config of this architecture can serve the problem, or None."""
+    if arch.name == "sm_100a":
+        return _sm100_problem(problem)
+    return _sm90_problem(problem)
+
+
+def _sm100_problem(problem: GemmProblem) -> str | None:
     for name, extent, operands in (("k", problem.k, "A and B"), ("n", problem.n, "D")):
         if extent % 8:
             return (
-                f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}; "
-                f"pad {name} to {(extent + 7) // 8 * 8}"
+                f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}, and the "
+                f"sm_100a template has no other path; pad {name} to {(extent + 7) // 8 * 8}"
+            )
+    return None
+
+
+def _sm90_problem(problem: GemmProblem) -> str | None:
+    """Rows that are not 16-byte aligned are addressed as long rows of several; their columns are 32-bit coordinates."""
+    matrices = (("k", problem.m, problem.k), ("k", problem.n, problem.k), ("n", problem.m, problem.n))
+    for name, rows, cols in matrices:
+        period = row_period(rows, cols)
+        if period > 1 and period * cols > MAX_EXTENT:
+            return (
+                f"{name} = {cols} is not a multiple of 8, so {period} rows are addressed as one of {period * cols} "
+                f"elements: at most {MAX_EXTENT} are possible; pad {name} to {(cols + 7) // 8 * 8}"
             )
     return None
 
@@ -71,10 +93,12 @@ def _sm90_pipe_depth(config: GemmConfig) -> str | None:
 
 
 def _sm90_shape(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
     if config.blk_m % 64 or config.blk_m > 192:
         return f"blk_m = {config.blk_m}: a wgmma has 64 rows, a consumer takes 64, 128 or 192"
-    if config.blk_n % 16 or config.blk_n > 256:
-        return f"blk_n = {config.blk_n}: multiples of 16 up to 256"
+    step = 8 if config.swap_ab else 16  # stmatrix writes 16 columns at a time
+    if config.blk_n % step or config.blk_n > 256:
+        return f"blk_n = {config.blk_n}: multiples of {step} up to 256{'' if config.swap_ab else ', of 8 with swap_ab'}"
     return None
 
 
@@ -98,8 +122,17 @@ def _sm90_registers(config: GemmConfig) -> str | None:
 
 
 def _sm90_epilogue(config: GemmConfig) -> str | None:
-    if config.epi_n % 16 or config.blk_n % config.epi_n:
-        return f"epi_n = {config.epi_n}: must be a multiple of 16 that divides blk_n = {config.blk_n}"
+    assert isinstance(config, Sm90GemmConfig)
+    step = 8 if config.swap_ab else 16
+    if config.epi_n % step or config.blk_n % config.epi_n:
+        return f"epi_n = {config.epi_n}: must be a multiple of {step} that divides blk_n = {config.blk_n}"
+    if config.swap_ab and config.epi_stages > 1:
+        return f"epi_stages = {config.epi_stages}: swap_ab stores D from registers, so epi_stages must be 1"
+    if config.swap_ab and config.split_k == 1 and config.epi_n != config.blk_n:
+        return (
+            f"epi_n = {config.epi_n}: swap_ab stores D from registers, and without split_k there is nothing to cut in "
+            f"chunks: epi_n must be blk_n = {config.blk_n}"
+        )
     return None
 
 
@@ -107,10 +140,29 @@ def _sm90_cluster(config: GemmConfig) -> str | None:
     assert isinstance(config, Sm90GemmConfig)
     if config.cta_group == 1:
         return "share = A has no meaning with cta_group = 1" if config.share == "A" else None
-    rows = config.blk_n if config.share == "B" else config.cta_rows
+    if config.split_k > 1:
+        return (
+            f"split_k = {config.split_k} with cta_group = {config.cta_group}: a cluster is either the parts of K or a pair "
+            "that shares an operand; take cta_group = 1"
+        )
+    rows = config.cta_cols if config.share == "B" else config.cta_rows
     if rows % 16:
         return (
             f"sharing {config.share} splits {rows} rows in two: each half must be a multiple of 8 rows (swizzle atom)"
+        )
+    return None
+
+
+def _sm90_schedule(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
+    if config.schedule != "pingpong":
+        return None
+    if config.num_consumers != 2:
+        return f"schedule = pingpong: two consumers take turns, num_consumers = {config.num_consumers} cannot"
+    if config.split_k > 1:
+        return (
+            f"schedule = pingpong with split_k = {config.split_k}: the parts of a tile meet in the epilogue, which "
+            "pingpong puts beside another tile's mainloop; take schedule = cooperative"
         )
     return None
 
@@ -152,7 +204,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _sm90_pipe_depth,
         _sm90_shape,
         _sm90_epilogue,
+        lambda c: _member(c, "split_k", range(1, MAX_SPLIT_K + 1)),
         _sm90_cluster,
+        _sm90_schedule,
         _sm90_registers,
         _smem,
         _expect_tx,
@@ -181,8 +235,31 @@ def config_violation(config: GemmConfig) -> str | None:
 
 def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | None:
     """Why this config cannot serve this problem on a device with `sm_count` SMs, or None."""
-    if reason := problem_violation(problem) or config_violation(config):
+    if reason := problem_violation(problem, config.arch) or config_violation(config):
         return reason
-    if sm_count < config.cta_group:
-        return f"a cluster of {config.cta_group} CTAs needs {config.cta_group} SMs, the device has {sm_count}"
+    if sm_count < config.cluster_size:
+        return f"a cluster of {config.cluster_size} CTAs needs {config.cluster_size} SMs, the device has {sm_count}"
+    return _sm90_fit(problem, config) if isinstance(config, Sm90GemmConfig) else None
+
+
+def _sm90_fit(problem: GemmProblem, config: Sm90GemmConfig) -> str | None:
+    blocks = config.k_blocks(problem)
+    if config.split_k > blocks:
+        return (
+            f"split_k = {config.split_k}: K = {problem.k} has {blocks} block(s) of {config.blk_k}, each part needs one"
+        )
+    # Rows that are not 16-byte aligned arrive in bands of 8 rows for each of their alignments.
+    parts = {"A": 1, "B": 1} | {config.share: config.cta_group}
+    periods = {"A": row_period(problem.m, problem.k), "B": row_period(problem.n, problem.k)}
+    fetched = {"A": config.cta_rows // parts["A"], "B": config.cta_cols // parts["B"]}
+    for operand, period in periods.items():
+        band = 8 * period
+        if period > 1 and fetched[operand] % band:
+            return (
+                f"K = {problem.k}: rows start at a 16-byte boundary only every {period} rows, so they are fetched "
+                f"{band} at a time; a CTA fetches {fetched[operand]} of {operand}"
+            )
+    if not config.swap_ab and periods["B"] > 1 and config.epi_n % (8 * periods["B"]):
+        band = 8 * periods["B"]
+        return f"K = {problem.k}: columns of D come in bands of {band}, epi_n = {config.epi_n} must be a multiple"
     return None

@@ -10,19 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.config import GemmConfig, Sm100GemmConfig
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.cuda_source import CLUSTER_WINDOW
 from kernels.problem import ELEMENT_BYTES
+from kernels.resources import WGMMA_ROWS
 
 if TYPE_CHECKING:
-    from kernels.cuda_trace import Event, Trace
+    from kernels.cuda_trace import Event, Trace, Walk
     from kernels.launch import TensorMapPlan
 
 Report = Callable[[str, int, str], None]
 # A ring's waiting side that asks for "empty" starts one phase ahead, so that its first lap passes.
-STARTS_AHEAD = frozenset({"mma2tma", "ld2mma"})
+STARTS_AHEAD = frozenset({"mma2tma", "ld2mma", "sum2parts"})
+PART_BYTES = 16  # of one st.async: four float32
 _BARRIER_OPERAND = {
     "mbarrier_wait": "barrier", "arrive": "addr", "expect_tx": "addr", "tma_load": "mbar", "tcgen05_commit": "mbar",
+    "remote_write": "mbar",
 }  # fmt: skip
 
 
@@ -53,12 +56,14 @@ class Region:
 class Facts:
     """What the checks know of the kernel as a whole.
 
+    walk: how far threads were followed
     maps: tensor maps by kernel parameter
     barriers: ring and slot number by shared-memory address
     regions: where stages lie, learned from the loads
     """
 
     config: GemmConfig
+    walk: Walk
     maps: dict[str, TensorMapPlan]
     barriers: dict[int, tuple[str, int]]
     regions: list[Region] = field(default_factory=list)
@@ -104,7 +109,7 @@ class Lifetime(Check):
 
     def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
         super().__init__(facts, trace, report)
-        self.cluster = self.config.cta_group > 1
+        self.cluster = self.config.cluster_size > 1
         self.unfenced = self.ready = self.left = self.told = False
         self.found = "no barrier"
 
@@ -157,7 +162,7 @@ class Phases(Check):
             return
         if slot.rank != self.trace.rank:
             self.report("barrier phase", event.line, f"waits on {slot} of another CTA")
-        expected = (self.waits[slot] + (slot.ring in STARTS_AHEAD)) % 2
+        expected = (self.uses(slot) + (slot.ring in STARTS_AHEAD)) % 2
         self.waits[slot] += 1
         if event.values["phase"] != expected:
             self.report(
@@ -165,6 +170,17 @@ class Phases(Check):
                 event.line,
                 f"wait {self.waits[slot]} on {slot} is for parity {event.values['phase']}, must be {expected}",
             )
+
+    def uses(self, slot: Slot) -> int:
+        """Uses of the slot before this wait."""
+        turns = self.facts.walk.turns
+        if turns == 1 or slot.ring != "tma2mma":
+            return self.waits[slot]
+        # Consumers that take turns see every `turns`-th tile: their n-th stage is a later one of the ring.
+        k_blocks, depth = self.facts.walk.trips(self.facts.walk.k_blocks), self.config.pipe_depth
+        tile, block = divmod(sum(self.waits.values()), k_blocks)
+        number = (tile * turns + self.trace.warpgroup) * k_blocks + block
+        return number // depth if number % depth == slot.number else -1
 
 
 class Producer(Check):
@@ -217,7 +233,8 @@ class Wgmma(Check):
         self.flying: list[set[int]] = []
         self.accumulators: set[str] = set()
         self.fenced = False
-        self.releases = any(event.kind == "arrive" for event in trace.events)
+        slots = (facts.slot(event, trace.rank) for event in trace.events if event.kind == "arrive")
+        self.releases = any(slot is not None and slot.ring == "mma2tma" for slot in slots)
 
     def see(self, event: Event, slot: Slot | None) -> None:
         if event.kind == "mbarrier_wait" and slot and slot.ring == "tma2mma":
@@ -257,7 +274,8 @@ class Wgmma(Check):
         if not self.fenced:
             self.report("wgmma fence", event.line, f"{event.text} opens a batch without wgmma.fence")
             self.fenced = True
-        for name, operand in (("a_desc", "A"), ("b_desc", "B")):
+        operands = "BA" if isinstance(self.config, Sm90GemmConfig) and self.config.swap_ab else "AB"
+        for name, operand in zip(("a_desc", "b_desc"), operands, strict=True):
             address = (int(event.values[name]) & 0x3FFF) << 4
             region = self.facts.region(self.trace.rank, operand, address)
             if region is None:
@@ -308,6 +326,7 @@ class Staging(Check):
         self.writes: list[_Write] = []
         self.group: list[tuple[int, int]] = []
         self.reading: list[list[tuple[int, int]]] = []
+        self.block_rows = self.config.blk_m if isinstance(self.config, Sm100GemmConfig) else WGMMA_ROWS
         self.read_unannounced: list[tuple[int, int]] = []
         self.incomplete = 0
 
@@ -361,7 +380,9 @@ class Staging(Check):
         self.writes = [w for w in self.writes if not low <= w.low < high]
         if self.facts.maps[event.values["tmap"]].operand != "D":
             self.report("staging barrier", event.line, f"{event.text} writes an operand that is not D")
-        if not sources:
+        whole_block = self.facts.maps[event.values["tmap"]].box[1] == self.block_rows
+        if not sources and (whole_block or not self.group):
+            # A box of fewer rows may hold none of this thread's; the first of its group does.
             self.report("staging barrier", event.line, f"{event.text} stores a buffer that was not written for it")
         elif not all(w.fenced for w in sources):
             self.report(
@@ -383,6 +404,39 @@ class Staging(Check):
                 "exit store wait", line, f"{self.incomplete} store group(s) may be in flight at exit: "
                 "cp.async.bulk.wait_group 0 is missing"
             )  # fmt: skip
+
+
+class Exchange(Check):
+    """Split-K: when a consumer may send its part, add up those of the others, and let the next ones come."""
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        super().__init__(facts, trace, report)
+        self.may_send = self.may_read = self.unannounced = False
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        if event.kind == "mbarrier_wait" and slot and slot.ring == "sum2parts":
+            self.may_send = True
+        elif event.kind == "mbarrier_wait" and slot and slot.ring == "parts2sum":
+            self.may_read = True
+            if ".acquire.cluster" not in event.text:
+                self.report("sum wait", event.line, f"{event.text} does not acquire in the cluster")
+        elif event.kind == "remote_write":
+            if not self.may_send:
+                self.report("parts wait", event.line, f"{event.text} sends a part without a wait on sum2parts")
+        elif event.kind == "shared_read":
+            self.unannounced = True
+            if not self.may_read:
+                self.report("sum wait", event.line, f"{event.text} reads a part without a wait on parts2sum")
+        elif event.kind == "named_barrier":
+            self.unannounced = False
+        elif event.kind == "arrive" and slot and slot.ring == "sum2parts":
+            self.release(event, slot)
+
+    def release(self, event: Event, slot: Slot) -> None:
+        if self.unannounced:
+            self.report("sum release", event.line, f"{event.text} follows reads of parts without a named barrier")
+        if slot.rank == self.trace.rank:
+            self.may_send = self.may_read = False
 
 
 class Tmem(Check):

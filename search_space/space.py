@@ -171,7 +171,7 @@ def enumerate_configs(arch: Arch | str, values: Mapping[str, tuple[Choice, ...]]
 
 def servable(problem: GemmProblem, profile: DeviceProfile) -> tuple[int, ...]:
     """Cluster sizes that the device can launch for the problem. Raises NoLegalConfigError with the rule broken."""
-    if reason := problem_violation(problem):
+    if reason := problem_violation(problem, profile.arch):
         raise NoLegalConfigError(reason)
     groups = tuple(int(group) for group in choices(profile.arch)["cta_group"] if profile.sm_count >= int(group))
     if not groups:

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define GEMM_MAX_RANK 5
-#define GEMM_MAX_PARAMETERS 8
+#define GEMM_MAX_PARAMETERS 24  // 8 tensor maps for each of A, B and D; 3 KB of the 4 KB that a kernel may take
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,6 +43,7 @@ struct GemmPayload {
   uint32_t threads;
   uint32_t cluster[3];
   uint32_t smem_bytes;
+  int32_t contiguous[3];  // whether A, B, D must be: the kernel knows their row stride
   int32_t parameter_count;
   struct GemmParameter parameters[GEMM_MAX_PARAMETERS];
 };
