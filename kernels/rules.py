@@ -128,10 +128,10 @@ def _sm90_epilogue(config: GemmConfig) -> str | None:
         return f"epi_n = {config.epi_n}: must be a multiple of {step} that divides blk_n = {config.blk_n}"
     if config.swap_ab and config.epi_stages > 1:
         return f"epi_stages = {config.epi_stages}: swap_ab stores D from registers, so epi_stages must be 1"
-    if config.swap_ab and config.split_k == 1 and config.epi_n != config.blk_n:
+    if config.swap_ab and config.split_k == 1 and config.epi_n != step:
         return (
-            f"epi_n = {config.epi_n}: swap_ab stores D from registers, and without split_k there is nothing to cut in "
-            f"chunks: epi_n must be blk_n = {config.blk_n}"
+            f"epi_n = {config.epi_n}: swap_ab stores D from registers, and without split_k nothing is cut in chunks: "
+            f"epi_n must be {step}"
         )
     return None
 
