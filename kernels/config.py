@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from math import ceil
 from typing import Any, ClassVar, Self
 
@@ -50,20 +51,19 @@ class GemmConfig:
     epi_stages: int = 2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            kind = type(field.default)
+        for name, kind in _kinds(type(self)):
+            value = getattr(self, name)
             if type(value) is not kind:
-                raise ConfigError(f"knob {field.name} must be {kind.__name__}, got {value!r}", knob=field.name)
-            if isinstance(value, int) and kind is int and value < 1:
-                raise ConfigError(f"knob {field.name} must be at least 1, got {value}", knob=field.name)
+                raise ConfigError(f"knob {name} must be {kind.__name__}, got {value!r}", knob=name)
+            if kind is int and value < 1:
+                raise ConfigError(f"knob {name} must be at least 1, got {value}", knob=name)
         if self.raster not in Rasters:
             raise ConfigError(f"knob raster must be one of {', '.join(Rasters)}, got {self.raster!r}", knob="raster")
 
     @classmethod
     def knobs(cls) -> tuple[str, ...]:
         """Names of the knobs, in the order in which they are printed."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(name for name, _ in _kinds(cls))
 
     @classmethod
     def from_dict(cls, knobs: dict[str, Any]) -> Self:
@@ -122,6 +122,11 @@ class GemmConfig:
         return 128 * (self.num_consumers + 1)
 
     @property
+    def epilogue_cols(self) -> int:
+        """Columns of accumulators that epilogue chunks divide."""
+        return self.blk_n
+
+    @property
     def serpentine(self) -> bool:
         """Whether blocks of tiles are walked in a serpentine."""
         return self.raster.endswith("-serpentine")
@@ -152,6 +157,12 @@ class GemmConfig:
     def cta_k_blocks(self, problem: GemmProblem) -> int:
         """Stages that one CTA consumes for a tile, at most."""
         return self.k_blocks(problem)
+
+
+@cache
+def _kinds(config_class: type[GemmConfig]) -> tuple[tuple[str, type], ...]:
+    """Name and type of each knob. Kept: spaces make tens of thousands of configs."""
+    return tuple((field.name, type(field.default)) for field in fields(config_class))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +273,11 @@ class Sm100GemmConfig(GemmConfig):
     def mma_n(self) -> int:
         """Columns of one MMA, and of one accumulator slot."""
         return self.cta_group * self.blk_n
+
+    @property
+    def epilogue_cols(self) -> int:
+        """Columns of accumulators that epilogue chunks divide."""
+        return self.mma_n
 
     @property
     def cluster_tile(self) -> tuple[int, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels.config import Sm90GemmConfig
 from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, TMA_ALIGNMENT, GemmProblem, row_period
 from kernels.resources import WGMMA_ROWS
 from kernels.rules import MAX_TMA_BOX_ROWS
+
+if TYPE_CHECKING:
+    from kernels.config import Sm90GemmConfig
 
 SWIZZLE_ROWS = 8  # rows after which the swizzle pattern of shared memory repeats
 

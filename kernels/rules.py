@@ -142,8 +142,8 @@ def _sm90_cluster(config: GemmConfig) -> str | None:
         return "share = A has no meaning with cta_group = 1" if config.share == "A" else None
     if config.split_k > 1:
         return (
-            f"split_k = {config.split_k} with cta_group = {config.cta_group}: a cluster is either the parts of K or a pair "
-            "that shares an operand; take cta_group = 1"
+            f"split_k = {config.split_k} with cta_group = {config.cta_group}: a cluster is either the parts of K "
+            "or a pair that shares an operand; take cta_group = 1"
         )
     rows = config.cta_cols if config.share == "B" else config.cta_rows
     if rows % 16:
@@ -228,6 +228,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
+def epilogue_violation(config: GemmConfig) -> str | None:
+    """Why the epilogue does not go with a tile that breaks no rule with the cheapest one, or None."""
+    rule = _sm90_epilogue if isinstance(config, Sm90GemmConfig) else _sm100_epilogue
+    return rule(config) or _smem(config)
+
+
 def config_violation(config: GemmConfig) -> str | None:
     """Why no SM of this architecture can run the config, or None."""
     return next((reason for rule in RULES[config.arch.name] if (reason := rule(config))), None)
@@ -239,10 +245,16 @@ def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | 
         return reason
     if sm_count < config.cluster_size:
         return f"a cluster of {config.cluster_size} CTAs needs {config.cluster_size} SMs, the device has {sm_count}"
-    return _sm90_fit(problem, config) if isinstance(config, Sm90GemmConfig) else None
+    return fit_violation(problem, config)
 
 
-def _sm90_fit(problem: GemmProblem, config: Sm90GemmConfig) -> str | None:
+def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
+    """Why a config that an SM can run does not go with the sizes of a problem that can be served, or None.
+
+    Reads the blocks of K and the row periods of A and B, nothing else of the problem.
+    """
+    if not isinstance(config, Sm90GemmConfig):
+        return None
     blocks = config.k_blocks(problem)
     if config.split_k > blocks:
         return (
