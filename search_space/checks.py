@@ -207,12 +207,14 @@ def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfi
 
 def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     ctas = walk.tiles * config.cluster_size
+    narrowest = 16 if isinstance(config, Sm100GemmConfig) else max(16, 8 * row_period(problem.n, problem.k))
+    narrower = config.blk_n // IDLE_SM_FACTOR // narrowest * narrowest
     swapped = isinstance(config, Sm90GemmConfig) and config.swap_ab
-    if swapped or config.blk_n < IDLE_SM_FACTOR * 16 or ctas * IDLE_SM_FACTOR > profile.sm_count:
+    if swapped or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count:
         return None
     return (
-        f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {config.blk_n // IDLE_SM_FACTOR // 16 * 16} would let "
-        f"about {IDLE_SM_FACTOR} times as many SMs load, still in one wave"
+        f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {narrower} would let about {IDLE_SM_FACTOR} times as many SMs "
+        "load, still in one wave"
     )
 
 
