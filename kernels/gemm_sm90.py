@@ -17,7 +17,6 @@ Variations
     schedule pingpong   two consumers take turns with whole tiles, one's epilogue beside the other's mainloop
     swap_ab             B is the wide operand, on the 64-row side of wgmma, and A the narrow one: M may be small
     split_k             the CTAs of a cluster compute parts of K of one tile and add them up (`gemm_sm90_exchange`)
-    K or N % 8 != 0     rows are not 16-byte aligned: one tensor map for each alignment (`gemm_sm90_plan.Matrix`)
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tvm.script import tirx as T
 
 from kernels.errors import ConfigError
 from kernels.gemm_names import DELAY_POINTS
-from kernels.gemm_sm90_emit import Loads, Variant, descriptor, encode, prefetch, skip, tensor_maps
+from kernels.gemm_sm90_emit import Loads, Variant, descriptor, encode, skip, tensor_map
 from kernels.gemm_sm90_epilogue import RegisterEpilogue, StagedEpilogue, Thread
 from kernels.gemm_sm90_exchange import Exchange
 from kernels.gemm_sm90_plan import Plan
@@ -164,13 +163,13 @@ def build_gemm_sm90(
         D: T.Buffer((M, N), dtype),  # type: ignore[valid-type]
     ):
         T.func_attr({"global_symbol": "gemm"})
-        a_maps = T.meta_var(tensor_maps(plan.a.matrix))
-        b_maps = T.meta_var(tensor_maps(plan.b.matrix))
-        d_maps = T.meta_var({} if SWAP else tensor_maps(plan.d))
-        encode(a_maps, A.data, plan.a.matrix, dtype, plan.a.box_rows, SLAB)
-        encode(b_maps, B.data, plan.b.matrix, dtype, plan.b.box_rows, SLAB)
+        a_map = T.meta_var(tensor_map("a_map"))
+        b_map = T.meta_var(tensor_map("b_map"))
+        encode(a_map, A.data, M, K, dtype, (plan.a.box_rows, SLAB))
+        encode(b_map, B.data, N, K, dtype, (plan.b.box_rows, SLAB))
         if not SWAP:
-            encode(d_maps, D.data, plan.d, dtype, plan.store_rows, plan.store_cols)
+            d_map = T.meta_var(tensor_map("d_map"))
+            encode(d_map, D.data, M, N, dtype, (WGMMA_ROWS, plan.store_cols))
         T.device_entry()
         # setmaxnreg needs a register cap at entry: __launch_bounds__(threads, 1)
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -213,16 +212,16 @@ def build_gemm_sm90(
         a_part = T.meta_var(rank * plan.a.part_rows if SHARE_A else 0)
         b_part = T.meta_var(rank * plan.b.part_rows if SHARE_B else 0)
 
-        a_loads = T.meta_var(Loads(plan.a, a_maps, a_smem, m_st + a_part, slab_cols=SLAB, multicast=A_CTAS))
-        b_loads = T.meta_var(Loads(plan.b, b_maps, b_smem, n_st + b_part, slab_cols=SLAB, multicast=B_CTAS))
+        a_loads = T.meta_var(Loads(plan.a, a_map, a_smem, m_st + a_part, slab_cols=SLAB, multicast=A_CTAS))
+        b_loads = T.meta_var(Loads(plan.b, b_map, b_smem, n_st + b_part, slab_cols=SLAB, multicast=B_CTAS))
 
         if wg_id == NC:
             # ============ TMA producer: waits mma2tma, signals tma2mma
             T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS)
             if warp_id == 0:
                 if T.cuda.elect_sync() != T.uint32(0):
-                    prefetch(a_maps)
-                    prefetch(b_maps)
+                    T.ptx.prefetch.tensormap(T.address_of(a_map))
+                    T.ptx.prefetch.tensormap(T.address_of(b_map))
                     # phase 1: the wait for a stage that was never filled returns at once
                     fill = PipelineState(PIPE, 0 if fault == "producer_phase" else 1)
                     while tiles.valid():
@@ -252,7 +251,7 @@ def build_gemm_sm90(
                 epilogue = T.meta_var(RegisterEpilogue(plan, variant, thread, D))
             else:
                 ring = PipelineState(config.epi_stages, 0)
-                epilogue = T.meta_var(StagedEpilogue(plan, variant, thread, ring, staging, d_maps))
+                epilogue = T.meta_var(StagedEpilogue(plan, variant, thread, ring, staging, d_map))
             if SPLIT > 1:
                 turn = PipelineState(1, 0)
                 exchange.begin(turn)

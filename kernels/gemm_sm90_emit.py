@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tvm.backend.cuda.lang.pipeline import PipelineState
 
-    from kernels.gemm_sm90_plan import Matrix, Operand
+    from kernels.gemm_sm90_plan import Operand
 
 SWIZZLE_MODE = {128: 3, 64: 2, 32: 1}  # CUtensorMapSwizzle by bytes of a shared-memory row
 _DESCRIPTOR_MODE = {128: 1, 64: 2, 32: 3}  # wgmma shared-memory descriptor, bits 62-63
@@ -71,44 +71,33 @@ def skip(turn: PipelineState, count: int) -> None:
 # ---------------------------------------------------------------------- tensor maps and loads
 
 
-def tensor_maps(matrix: Matrix) -> dict[int, Any]:
-    """Room for the tensor maps of a matrix, by number."""
-    maps = {}
-    for number in matrix.maps:
-        name = f"{matrix.operand.lower()}_map" + (f"_{number}" if matrix.period > 1 else "")
-        maps[number] = T.Var(name, ty=T.handle("tensormap").ty)
-        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=maps[number])
-    return maps
+def tensor_map(name: str) -> Any:
+    """Room for a tensor map."""
+    variable = T.Var(name, ty=T.handle("tensormap").ty)
+    T.Bind(T.tvm_stack_alloca("tensormap", 1), var=variable)
+    return variable
 
 
-def encode(
-    maps: dict[int, Any], data: Any, matrix: Matrix, dtype: str, box_rows: Mapping[int, int], box_cols: int
-) -> None:
-    """Fill the tensor maps of a matrix, on the host."""
-    for number, tensor_map in maps.items():
-        T.evaluate(
-            T.tensormap_encode_tiled(
-                tensor_map, data, matrix.cols_of(number), matrix.rows_of(number), matrix.stride_bytes,
-                box_cols, box_rows[number], 1, 1, descriptor_dtype=dtype, rank=2, interleave=0,
-                swizzle=SWIZZLE_MODE[box_cols * ELEMENT_BYTES], l2_promotion=_L2_PROMOTION_128B, oob_fill=0,
-            )
-        )  # fmt: skip
-
-
-def prefetch(maps: dict[int, Any]) -> None:
-    """Fetch descriptors ahead of their first use."""
-    for tensor_map in maps.values():
-        T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
+def encode(tensor_map: Any, data: Any, rows: int, cols: int, dtype: str, box: tuple[int, int]) -> None:
+    """Fill a tensor map, on the host. `box`: rows and columns of one copy."""
+    box_rows, box_cols = box
+    T.evaluate(
+        T.tensormap_encode_tiled(
+            tensor_map, data, cols, rows, cols * ELEMENT_BYTES, box_cols, box_rows, 1, 1, descriptor_dtype=dtype,
+            rank=2, interleave=0, swizzle=SWIZZLE_MODE[box_cols * ELEMENT_BYTES], l2_promotion=_L2_PROMOTION_128B,
+            oob_fill=0,
+        )
+    )  # fmt: skip
 
 
 class Loads:
     """How a CTA fetches its part of the tiles of one operand."""
 
     def __init__(
-        self, operand: Operand, maps: dict[int, Any], smem: Any, start: Any, *, slab_cols: int, multicast: int = 1
+        self, operand: Operand, tensor_map: Any, smem: Any, start: Any, *, slab_cols: int, multicast: int = 1
     ) -> None:
         """start: first row that this CTA fetches; multicast: CTAs of the cluster that get it, in equal parts."""
-        self.operand, self.maps, self.smem, self.start = operand, maps, smem, start
+        self.operand, self.tensor_map, self.smem, self.start = operand, tensor_map, smem, start
         self.slab_cols, self.multicast = slab_cols, multicast
 
     def slab(self, stage: Any, slab: Any, col: Any, part: Any, barrier: Any) -> None:
@@ -116,13 +105,11 @@ class Loads:
 
         col: first column; part: row of the tile in shared memory where this CTA's part starts
         """
-        matrix, period = self.operand.matrix, self.operand.matrix.period
-        for copy in self.operand.copies:
-            place = slab * (self.operand.tile_rows * self.slab_cols) + (part + copy.position) * self.slab_cols
-            row = (self.start // period if period > 1 else self.start) + copy.row
+        for first in self.operand.copies:
+            place = slab * (self.operand.tile_rows * self.slab_cols) + (part + first) * self.slab_cols
             arguments = (
-                self.smem.ptr_to([stage, place]), T.address_of(self.maps[copy.map]),
-                i32(col + copy.map * matrix.cols), i32(row), barrier,
+                self.smem.ptr_to([stage, place]), T.address_of(self.tensor_map), i32(col), i32(self.start + first),
+                barrier,
             )  # fmt: skip
             if self.multicast > 1:
                 T.evaluate(T.ptx[_TMA_LOAD + ".multicast::cluster"](*arguments, T.uint16((1 << self.multicast) - 1)))

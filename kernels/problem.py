@@ -5,20 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from math import gcd
 
 from kernels.errors import ProblemError
 
 ELEMENT_BYTES = 2
 FLOAT_BYTES = 4  # an accumulator
-TMA_ALIGNMENT = 16  # bytes: base address and row stride of a tensor map
 MAX_EXTENT = 2**31 - 1  # TMA coordinates and the tile scheduler are 32-bit signed
-
-
-def row_period(rows: int, cols: int) -> int:
-    """Rows of a contiguous 16-bit matrix after which one starts at a 16-byte boundary again: 1, 2, 4 or 8."""
-    elements = TMA_ALIGNMENT // ELEMENT_BYTES
-    return 1 if rows == 1 else elements // gcd(cols, elements)
 
 
 class Dtype(StrEnum):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from kernels.problem import MAX_EXTENT, row_period
 from kernels.resources import SM90_OVERHEAD_REGISTERS, SM90_REGISTERS, resources_of, sm90_entry_registers
 
 if TYPE_CHECKING:
@@ -26,30 +25,14 @@ EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wid
 
 def problem_violation(problem: GemmProblem, arch: Arch) -> str | None:
     """Why no config of this architecture can serve the problem, or None."""
+    unaligned = [("k", problem.k, "A and B")]
     if arch.name == "sm_100a":
-        return _sm100_problem(problem)
-    return _sm90_problem(problem)
-
-
-def _sm100_problem(problem: GemmProblem) -> str | None:
-    for name, extent, operands in (("k", problem.k, "A and B"), ("n", problem.n, "D")):
+        unaligned.append(("n", problem.n, "D"))  # sm_90a has an epilogue without TMA
+    for name, extent, operands in unaligned:
         if extent % 8:
             return (
-                f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}, and the "
-                f"sm_100a template has no other path; pad {name} to {(extent + 7) // 8 * 8}"
-            )
-    return None
-
-
-def _sm90_problem(problem: GemmProblem) -> str | None:
-    """Rows that are not 16-byte aligned are addressed as long rows of several; their columns are 32-bit coordinates."""
-    matrices = (("k", problem.m, problem.k), ("k", problem.n, problem.k), ("n", problem.m, problem.n))
-    for name, rows, cols in matrices:
-        period = row_period(rows, cols)
-        if period > 1 and period * cols > MAX_EXTENT:
-            return (
-                f"{name} = {cols} is not a multiple of 8, so {period} rows are addressed as one of {period * cols} "
-                f"elements: at most {MAX_EXTENT} are possible; pad {name} to {(cols + 7) // 8 * 8}"
+                f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}; "
+                f"pad {name} to {(extent + 7) // 8 * 8}"
             )
     return None
 
@@ -251,7 +234,7 @@ def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | 
 def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
     """Why a config that an SM can run does not go with the sizes of a problem that can be served, or None.
 
-    Reads the blocks of K and the row periods of A and B, nothing else of the problem.
+    Reads the blocks of K and whether N is a multiple of 8, nothing else of the problem.
     """
     if not isinstance(config, Sm90GemmConfig):
         return None
@@ -260,18 +243,9 @@ def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
         return (
             f"split_k = {config.split_k}: K = {problem.k} has {blocks} block(s) of {config.blk_k}, each part needs one"
         )
-    # Rows that are not 16-byte aligned arrive in bands of 8 rows for each of their alignments.
-    parts = {"A": 1, "B": 1} | {config.share: config.cta_group}
-    periods = {"A": row_period(problem.m, problem.k), "B": row_period(problem.n, problem.k)}
-    fetched = {"A": config.cta_rows // parts["A"], "B": config.cta_cols // parts["B"]}
-    for operand, period in periods.items():
-        band = 8 * period
-        if period > 1 and fetched[operand] % band:
-            return (
-                f"K = {problem.k}: rows start at a 16-byte boundary only every {period} rows, so they are fetched "
-                f"{band} at a time; a CTA fetches {fetched[operand]} of {operand}"
-            )
-    if not config.swap_ab and periods["B"] > 1 and config.epi_n % (8 * periods["B"]):
-        band = 8 * periods["B"]
-        return f"K = {problem.k}: columns of D come in bands of {band}, epi_n = {config.epi_n} must be a multiple"
+    if problem.n % 8 and not config.swap_ab:
+        return (
+            f"n = {problem.n} is not a multiple of 8, so rows of D are no whole 16 bytes, which a TMA store writes: "
+            "swap_ab stores them from registers"
+        )
     return None

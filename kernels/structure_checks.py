@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.cuda_source import CLUSTER_WINDOW
 from kernels.problem import ELEMENT_BYTES
-from kernels.resources import WGMMA_ROWS
 
 if TYPE_CHECKING:
     from kernels.cuda_trace import Event, Trace, Walk
@@ -326,7 +325,6 @@ class Staging(Check):
         self.writes: list[_Write] = []
         self.group: list[tuple[int, int]] = []
         self.reading: list[list[tuple[int, int]]] = []
-        self.block_rows = self.config.blk_m if isinstance(self.config, Sm100GemmConfig) else WGMMA_ROWS
         self.read_unannounced: list[tuple[int, int]] = []
         self.incomplete = 0
 
@@ -380,9 +378,7 @@ class Staging(Check):
         self.writes = [w for w in self.writes if not low <= w.low < high]
         if self.facts.maps[event.values["tmap"]].operand != "D":
             self.report("staging barrier", event.line, f"{event.text} writes an operand that is not D")
-        whole_block = self.facts.maps[event.values["tmap"]].box[1] == self.block_rows
-        if not sources and (whole_block or not self.group):
-            # A box of fewer rows may hold none of this thread's; the first of its group does.
+        if not sources:
             self.report("staging barrier", event.line, f"{event.text} stores a buffer that was not written for it")
         elif not all(w.fenced for w in sources):
             self.report(

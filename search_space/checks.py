@@ -18,7 +18,7 @@ from math import ceil
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.devices import DeviceProfile
-from kernels.problem import GemmProblem, row_period
+from kernels.problem import GemmProblem
 from kernels.rules import violation
 from search_space.space import choices
 from search_space.walk import Walk, epilogue_chunks, plain_order, walk_of
@@ -175,7 +175,7 @@ def _idle_rows(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile,
     """Whole blocks of MMA rows that no row of D ever reaches. 72 rows in a tile of 192: 0.46 of the library."""
     rows = config.cluster_tile[0]
     if isinstance(config, Sm90GemmConfig) and config.swap_ab:
-        used = _narrowest(problem.m, problem.m, problem.k)
+        used = _narrowest(problem.m)
     else:
         block = 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
         used = ceil(problem.m / block) * block
@@ -184,21 +184,16 @@ def _idle_rows(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile,
     return f"M = {problem.m} fills {used} of the {rows} rows of a cluster tile: {rows - used} are computed for nothing"
 
 
-def _narrowest(extent: int, rows: int, cols: int) -> int:
-    """Smallest blk_n of the space that holds this extent of an operand on the narrow side, or the extent itself.
-
-    Rows that are not 16-byte aligned come in bands (`kernels.rules`).
-    """
-    band = 8 * row_period(rows, cols)
-    widths = (int(width) for width in choices("sm_90a")["blk_n"])
-    return min((width for width in widths if width >= extent and width % band == 0), default=extent)
+@cache
+def _narrowest(extent: int) -> int:
+    """Smallest blk_n of the space that holds this extent of an operand on the narrow side, or the extent itself."""
+    return min((int(width) for width in choices("sm_90a")["blk_n"] if int(width) >= extent), default=extent)
 
 
 def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     """Half or more of the only column of tiles lies outside of D, or a whole block of MMA rows: as bad as idle rows."""
-    cols, step, swapped = config.cluster_tile[1], 16, isinstance(config, Sm90GemmConfig) and config.swap_ab
-    if isinstance(config, Sm90GemmConfig):
-        step = 64 if swapped else max(step, 8 * row_period(problem.n, problem.k))
+    cols, swapped = config.cluster_tile[1], isinstance(config, Sm90GemmConfig) and config.swap_ab
+    step = 64 if swapped else 16
     used = max(step * (cols // config.cta_cols), ceil(problem.n / step) * step)
     if cols <= used if swapped else cols < 2 * used:
         return None
@@ -207,14 +202,13 @@ def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfi
 
 def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     ctas = walk.tiles * config.cluster_size
-    narrowest = 16 if isinstance(config, Sm100GemmConfig) else max(16, 8 * row_period(problem.n, problem.k))
-    narrower = config.blk_n // IDLE_SM_FACTOR // narrowest * narrowest
+    narrower = config.blk_n // IDLE_SM_FACTOR // 16 * 16
     swapped = isinstance(config, Sm90GemmConfig) and config.swap_ab
     if swapped or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count:
         return None
     return (
-        f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {narrower} would let about {IDLE_SM_FACTOR} times as many SMs "
-        "load, still in one wave"
+        f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {narrower} would let about {IDLE_SM_FACTOR} times as many "
+        "SMs load, still in one wave"
     )
 
 
@@ -222,7 +216,7 @@ def _form(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk
     """Forms of the Hopper template where what they are for cannot happen."""
     if not isinstance(config, Sm90GemmConfig):
         return None
-    if config.swap_ab and problem.m > MOST_ROWS_TO_SWAP:
+    if config.swap_ab and problem.m > MOST_ROWS_TO_SWAP and problem.n % 8 == 0:
         return f"swap_ab: M = {problem.m} fills the 64-row side of wgmma well enough, N can keep the narrow one"
     unsplit = ceil(walk.tiles / profile.sm_count)
     if config.split_k > 1 and unsplit > MOST_WAVES_TO_SPLIT:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
 from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedules
-from kernels.problem import row_period
 from kernels.resources import resources_of
 from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
 
@@ -241,8 +240,7 @@ def _legal(problem: GemmProblem, profile: DeviceProfile) -> _Legal:
     name, values = profile.arch.name, choices(profile.arch)
     largest = max(int(group) for group in values["cta_group"]) * max(int(s) for s in values.get("split_k", (1,)))
     blocks = tuple(min(largest, ceil(problem.k / int(blk_k))) for blk_k in values["blk_k"])
-    periods = row_period(problem.m, problem.k), row_period(problem.n, problem.k)
-    key = (name, min(profile.sm_count, largest), blocks, periods)
+    key = (name, min(profile.sm_count, largest), blocks, problem.n % 8 == 0)
     if key not in _LEGAL:
         kept = tuple(
             branch

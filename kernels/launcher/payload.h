@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define GEMM_MAX_RANK 5
-#define GEMM_MAX_PARAMETERS 24  // 8 tensor maps for each of A, B and D; 3 KB of the 4 KB that a kernel may take
+#define GEMM_MAX_PARAMETERS 8
 
 #ifdef __cplusplus
 extern "C" {
