@@ -17,7 +17,7 @@ from kernels.errors import ConfigError
 from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 
 Rasters = ("m", "n", "m-serpentine", "n-serpentine")
-GPC_SMS = 16  # SMs that every GPC of an H100 or H200 has; two of eight have 18
+GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
 
 
@@ -51,8 +51,8 @@ class GemmConfig:
     epi_stages: int = 2
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)):
-            value = getattr(self, name)
+        for name, kind in _kinds(self.arch.name):
+            value: Any = getattr(self, name)
             if type(value) is not kind:
                 raise ConfigError(f"knob {name} must be {kind.__name__}, got {value!r}", knob=name)
             if kind is int and value < 1:
@@ -63,7 +63,7 @@ class GemmConfig:
     @classmethod
     def knobs(cls) -> tuple[str, ...]:
         """Names of the knobs, in the order in which they are printed."""
-        return tuple(name for name, _ in _kinds(cls))
+        return tuple(name for name, _ in _kinds(cls.arch.name))
 
     @classmethod
     def from_dict(cls, knobs: dict[str, Any]) -> Self:
@@ -160,9 +160,9 @@ class GemmConfig:
 
 
 @cache
-def _kinds(config_class: type[GemmConfig]) -> tuple[tuple[str, type], ...]:
+def _kinds(arch: str) -> tuple[tuple[str, type], ...]:
     """Name and type of each knob. Kept: spaces make tens of thousands of configs."""
-    return tuple((field.name, type(field.default)) for field in fields(config_class))
+    return tuple((field.name, type(field.default)) for field in fields(CONFIG_CLASSES[arch]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,12 +242,14 @@ class Sm90GemmConfig(GemmConfig):
     def resident_clusters(self, sm_count: int) -> int:
         """Clusters that run at once.
 
-        A cluster lies within one GPC. The GPCs of an H100 or H200 have 16 or 18 SMs, so a pair always finds its place,
-        and larger clusters are counted as if every GPC had 16.
+        A cluster lies within one GPC, and GPCs differ: a pair always finds its place, but an H200 of 132 SMs did not
+        hold 8 clusters of 16 (8x512x500000: 155 us, with 8 of 8 123 us) nor 16 of 8 (128x256x7168: 12.5 us, with 8 of 8
+        7.5 us). So larger clusters are counted as if one GPC were missing and each other had 16 SMs. A cluster more
+        than there is room for would wait for a whole tile; one fewer costs its share of the SMs.
         """
         if self.cluster_size <= 2:
             return sm_count // self.cluster_size
-        return max(1, sm_count // GPC_SMS * (GPC_SMS // self.cluster_size))
+        return max(1, (sm_count // GPC_SMS - 1) * (GPC_SMS // self.cluster_size))
 
     def cta_k_blocks(self, problem: GemmProblem) -> int:
         """Stages that the CTA with the largest part of K consumes for a tile."""

@@ -10,6 +10,8 @@ Roles of one CTA
 Barriers, one pair for each stage
     tma2mma   the stage is filled        1 arrival (producer) and the bytes of this CTA's A and B, with multicast parts
     mma2tma   the stage may be refilled  1 arrival of each consumer that reads it, of each CTA that is written to
+and with pingpong, for each consumer
+    turn      the stages are its own     1 arrival of the other consumer, when it has waited for its last stage
 
 Variations
     cta_group 2         the CTAs of a pair share B (stacked along M) or A (along N): each fetches half of the shared
@@ -62,6 +64,7 @@ FAULTS = {
     "half_multicast": "the shared operand is multicast to this CTA only",
     "wrong_row": "the last tile is stored one row too low",
     "illegal_address": "values are written far outside of shared memory, or of D",
+    "no_turn": "a consumer does not wait for its turn, so it takes another tile's stages for its own",
     "no_parts_wait": "an owner adds up the parts of K before they have arrived",
     "no_sum_wait": "parts are sent over those of the tile before, which their owner may still read",
     "parts_bytes": "an owner expects the bytes of one part fewer, so it adds up before the last has arrived",
@@ -76,14 +79,16 @@ def build_gemm_sm90(
     *,
     fault: str = "",
     delays_ns: Mapping[str, int] | None = None,
+    unproven: bool = False,
 ) -> Any:
     """The template as a TIRx function `gemm(A, B, D)` for one problem, config and number of SMs.
 
     fault: name of a bug of FAULTS to plant, for tests of the referee
     delays_ns: longest sleep at points of DELAY_POINTS, a power of two, for stress builds
+    unproven: allow what the rules keep back until a device has shown it right
     Raises ConfigError with the rule that is broken.
     """
-    if reason := violation(problem, config, sm_count):
+    if reason := violation(problem, config, sm_count, unproven=unproven):
         raise ConfigError(reason)
     variant = _variant(fault, delays_ns or {})
     plan = Plan(problem=problem, config=config, sm_count=sm_count)
@@ -146,6 +151,23 @@ def build_gemm_sm90(
             else:
                 mma2tma.arrive(stage, remote=tid)
 
+    def take_turn(turns: Any, wg_id: Any, turn: Any) -> None:
+        """Wait until the other consumer has waited for all stages of the tile before.
+
+        A wait tells odd from even uses of a stage, not the next from the one after it. A consumer that went ahead would
+        take a stage of the other's tile for its own (launch failure at 4096^3 and K = 768, H200).
+        """
+        if fault == "no_turn":
+            return
+        variant.pause("consumer_wait")
+        turns.wait(wg_id, turn.phase)
+        turn.advance()
+
+    def pass_turn(turns: Any, wg_id: Any, tid: Any) -> None:
+        """Let the other consumer begin its tile, while this one's last wgmmas and its epilogue run."""
+        with T.If(tid == 0), T.Then():
+            turns.arrive(1 - wg_id)
+
     def cluster_barrier(planted: str) -> None:
         """Every CTA of the cluster has reached this point and sees the others' barrier initialisation."""
         if CLUSTER > 1 and fault != planted:
@@ -187,6 +209,7 @@ def build_gemm_sm90(
         pool = SMEMPool()
         tma2mma = TMABar(pool, PIPE)
         mma2tma = MBarrier(pool, PIPE)
+        turns = T.meta_var(MBarrier(pool, NC) if PINGPONG else None)
         exchange = T.meta_var(Exchange(plan, variant, pool) if SPLIT > 1 else None)
         pool.move_base_to(HEADER_BYTES)
         wide_smem = pool.alloc((PIPE, MMA_ROWS * BLK_K), dtype, align=1024)
@@ -200,6 +223,8 @@ def build_gemm_sm90(
         pool.commit()
         tma2mma.init(1)
         mma2tma.init(EMPTY_ARRIVALS)
+        if PINGPONG:
+            turns.init(1)
         if SPLIT > 1:
             exchange.init()
         T.ptx.fence.mbarrier_init.release.cluster()
@@ -256,12 +281,16 @@ def build_gemm_sm90(
                 turn = PipelineState(1, 0)
                 exchange.begin(turn)
             if PINGPONG:
+                # The first turn of consumer 0 comes by itself: it waits for a phase that never was.
+                turn = PipelineState(1, 1 - wg_id)
                 if wg_id == 1:
                     tiles.next_tile()
                     skip(drain, K_BLOCKS)
             while tiles.valid():
                 # One wgmma group stays in flight: a stage is released when the group after it has been issued and its
                 # own has completed.
+                if PINGPONG:
+                    take_turn(turns, wg_id, turn)
                 variant.pause("consumer_wait")
                 when(fault != "no_full_wait", lambda: tma2mma.wait(drain.stage, drain.phase))
                 T.ptx.wgmma.fence.sync.aligned()
@@ -279,6 +308,8 @@ def build_gemm_sm90(
                     release(mma2tma, previous, tid)
                     previous = drain.stage
                     drain.advance()
+                if PINGPONG:
+                    pass_turn(turns, wg_id, tid)
                 when(fault != "no_accumulator_wait", lambda: T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(0)))
                 release(mma2tma, previous, tid)
                 if SPLIT > 1:

@@ -30,6 +30,7 @@ from kernels.structure_checks import (
     Slot,
     Staging,
     Tmem,
+    Turns,
     Wgmma,
 )
 
@@ -61,6 +62,7 @@ RULES: dict[str, str] = {
     "staging barrier": "a named barrier stands between the fence and the TMA store of a freshly staged buffer",
     "store commit": "each group of TMA stores is closed by cp.async.bulk.commit_group at once",
     "exit store wait": "cp.async.bulk.wait_group 0 before exit",
+    "turn": "consumers that take turns wait for theirs before the stages of a tile, and pass it on after the last",
     "parts wait": "parts of K are sent only after a wait on sum2parts",
     "parts place": "each part lands where its owner reads it, once for each tile",
     "sum wait": "parts are added up only after a wait on parts2sum that acquires in the cluster",
@@ -146,7 +148,7 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
                 findings.report("unknown instruction", event.line, f"{event.text} has no place in this kernel")
     _learn_regions(facts, followed, findings)
     checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging]
-    checks += [Tmem] if isinstance(config, Sm100GemmConfig) else [Wgmma, Exchange]
+    checks += [Tmem] if isinstance(config, Sm100GemmConfig) else [Wgmma, Exchange, Turns]
     for trace in followed:
         states = [check(facts, trace, findings.report) for check in checks]
         for event in trace.events:
@@ -204,6 +206,8 @@ def ring_counts(config: GemmConfig) -> tuple[tuple[str, int, int], ...]:
     assert isinstance(config, Sm90GemmConfig)
     consumers = 1 if _takes_turns(config) else config.num_consumers
     stages = (("tma2mma", config.pipe_depth, 1), ("mma2tma", config.pipe_depth, consumers * config.cta_group))
+    if _takes_turns(config):
+        return (*stages, ("turn", config.num_consumers, 1))
     if config.split_k == 1:
         return stages
     return (*stages, ("parts2sum", config.num_consumers, 1), ("sum2parts", config.num_consumers, config.split_k))

@@ -161,7 +161,8 @@ class Phases(Check):
             return
         if slot.rank != self.trace.rank:
             self.report("barrier phase", event.line, f"waits on {slot} of another CTA")
-        expected = (self.uses(slot) + (slot.ring in STARTS_AHEAD)) % 2
+        ahead = slot.ring in STARTS_AHEAD or (slot.ring == "turn" and slot.number == 0)
+        expected = (self.uses(slot) + ahead) % 2
         self.waits[slot] += 1
         if event.values["phase"] != expected:
             self.report(
@@ -177,7 +178,7 @@ class Phases(Check):
             return self.waits[slot]
         # Consumers that take turns see every `turns`-th tile: their n-th stage is a later one of the ring.
         k_blocks, depth = self.facts.walk.trips(self.facts.walk.k_blocks), self.config.pipe_depth
-        tile, block = divmod(sum(self.waits.values()), k_blocks)
+        tile, block = divmod(sum(n for place, n in self.waits.items() if place.ring == slot.ring), k_blocks)
         number = (tile * turns + self.trace.warpgroup) * k_blocks + block
         return number // depth if number % depth == slot.number else -1
 
@@ -433,6 +434,29 @@ class Exchange(Check):
             self.report("sum release", event.line, f"{event.text} follows reads of parts without a named barrier")
         if slot.rank == self.trace.rank:
             self.may_send = self.may_read = False
+
+
+class Turns(Check):
+    """Pingpong: between two turns of a consumer, the other has waited for every stage of its tile.
+
+    A wait on a stage only tells odd from even uses, so a consumer that starts early takes an older use for its own.
+    """
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        super().__init__(facts, trace, report)
+        self.mine = facts.walk.turns == 1
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        if self.facts.walk.turns == 1 or slot is None:
+            return
+        if event.kind == "mbarrier_wait" and slot.ring == "turn":
+            self.mine = True
+            if slot.number != self.trace.warpgroup:
+                self.report("turn", event.line, f"consumer {self.trace.warpgroup} waits for {slot}")
+        elif event.kind == "mbarrier_wait" and slot.ring == "tma2mma" and not self.mine:
+            self.report("turn", event.line, f"{event.text} waits for {slot} before the consumer's turn")
+        elif event.kind == "arrive" and slot.ring == "turn":
+            self.mine = False
 
 
 class Tmem(Check):

@@ -79,7 +79,7 @@ def plainest(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
     """The config that is asked in place of this legal one because it does the same: often the config itself."""
     walk = walk_of(problem, config, profile.sm_count)
     raster, group = plain_order(config.arch.name, walk.tiles_m, walk.tiles_n, config.raster, config.l2_group_size)
-    if _plays_alone(config, walk):
+    if isinstance(config, Sm90GemmConfig) and _plays_alone(config, walk):
         config = replace(config, schedule="cooperative", num_consumers=1)
     plain = replace(
         config,

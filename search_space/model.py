@@ -75,9 +75,11 @@ TILE_CLOCKS = 100
 # clock to L2; nothing else is waited for.
 REGISTER_STORE_CLOCKS = 8
 # Parts of K that meet in shared memory: what the slowest CTA waits for beside the bytes (remote stores and their
-# completion, the wait, the sum), and the rate at which an SM takes in what the other CTAs of its cluster send.
-EXCHANGE_US = 0.9
-EXCHANGE_BYTES_PER_CLOCK = 32
+# completion, the wait, the sum): swap_ab with two parts cost 1.3 to 1.6 us at 1 and 16 x 7168 x 4096 (*). And the rate
+# at which an SM takes in what the others send, each 16 bytes with their own count on the barrier: 64 KiB of 128x256
+# tiles took 5 us at 512x4096x14336.
+EXCHANGE_US = 1.2
+EXCHANGE_BYTES_PER_CLOCK = 8
 # Tensor memory delivers 32 bits to each of 128 lanes a clock (16 TB/s over 148 SMs, Blackwell architecture brief).
 TMEM_COLUMNS_PER_CLOCK = 1
 

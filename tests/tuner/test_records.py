@@ -42,7 +42,9 @@ def test_interval_of_equal_values_is_that_value() -> None:
 
 @pytest.mark.parametrize("count", [6, 7, 8, 9, 15])
 @pytest.mark.parametrize("draw", ["exponential", "normal", "disturbed"])
-def test_interval_of_independent_values_holds_the_median_a_little_more_often_than_95_percent(count: int, draw: str) -> None:
+def test_interval_of_independent_values_holds_the_median_a_little_more_often_than_95_percent(
+    count: int, draw: str
+) -> None:
     """3,000 intervals of a few values each: 95.3 to 97.7 % hold the true median, whatever the distribution."""
     rng = random.Random(f"{count}{draw}")
     true_median = log(2) if draw == "exponential" else 0.0
