@@ -94,6 +94,21 @@ class BudgetIn(Strict):
     """Seconds from the start of the study."""
 
 
+class ProtocolIn(Strict):
+    """How candidates are timed; what is left out gets the default of its kind."""
+
+    kind: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "burst"
+    """`burst`: short bursts at full clocks with idle time between. `sustained`: continuous load at the power limit."""
+    rounds: Annotated[int, Field(strict=True)] | None = None
+    """Most bursts of each candidate, 6 to 1000."""
+    burst_ms: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    """GPU time of one burst."""
+    idle_gap_ms: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    """Idle time before each burst; only `burst` has any."""
+    warm_up_s: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    """Seconds of load before the first round; only `sustained` has any."""
+
+
 class JobIn(Strict):
     """A tuning job: one or many problems, and one of arch, device for the job or for each problem."""
 
@@ -111,6 +126,8 @@ class JobIn(Strict):
     """Named budget."""
     budget: BudgetIn = BudgetIn()
     """Overrides the budget of `effort`."""
+    protocol: ProtocolIn = ProtocolIn()
+    """How candidates are timed."""
     seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] = 0
     """Same seed, same measurements: same winner."""
     force: Annotated[bool, Field(strict=True)] = False

@@ -1,9 +1,9 @@
-"""Optional gate for sm_100a kernels: tirx-harness runs a reduced instance with the same knobs on the CPU.
+"""Gate for sm_100a kernels: tirx-harness runs reduced instances with the same knobs on the CPU.
 
 synccheck follows the barriers, racecheck the memory accesses, numsim the values. All three are needed: a staging
 buffer that is rewritten too early passes synccheck and numsim, a wrong result may pass both checkers. None of them sees
-a missing `tcgen05.fence::after_thread_sync`. Needs the extra `verify` and a Rust toolchain; the engine's first build
-takes minutes.
+a missing `tcgen05.fence::after_thread_sync`; `kernels.structure` does. Needs the extra `verify` and a Rust toolchain;
+the engine's first build takes minutes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,35 @@ import shutil
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.errors import ToolchainError
+from kernels.config import Sm100GemmConfig
+from kernels.errors import ConfigError, ToolchainError
 from kernels.problem import Dtype, GemmProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from kernels.config import Sm100GemmConfig
+    from collections.abc import Callable, Iterator, Mapping
 
 PACKAGES = ("tirx-harness", "apache-tvm")
 CLEAN, EXACT = "clean", "exact"
 RAGGED_ROWS, RAGGED_COLUMNS, RAGGED_K = 3, 8, 8
 FINDINGS_KEPT = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One reduced run of a config.
+
+    label: what it is for
+    problem: what is computed
+    sm_count: SMs of the pretended device, which decide the number of clusters
+    """
+
+    label: str
+    problem: GemmProblem
+    sm_count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +53,7 @@ class CheckReport:
     config_key: canonical text of the config
     problem: reduced problem that was run
     sm_count: SMs of the pretended device
+    source_hash: of the generated source and launch plan that this problem has
     fault: planted bug, empty for the template as it is
     sync: verdict of synccheck: clean, review, incomplete or error; `failed: ...` where it could not finish
     race: verdict of racecheck, likewise
@@ -52,6 +66,7 @@ class CheckReport:
     config_key: str
     problem: GemmProblem
     sm_count: int
+    source_hash: str
     fault: str
     sync: str
     race: str
@@ -64,6 +79,19 @@ class CheckReport:
     def passed(self) -> bool:
         """Nothing short of three clean answers passes: not `incomplete`, not a tool that failed."""
         return (self.sync, self.race, self.numsim) == (CLEAN, CLEAN, EXACT)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        problem = self.problem
+        described = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype.value}
+        return {**asdict(self), "problem": described, "findings": list(self.findings)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CheckReport:
+        """Inverse of to_dict. Raises KeyError, TypeError or ValueError for values that are not a report."""
+        described = dict(values["problem"])
+        problem = GemmProblem(**{**described, "dtype": Dtype(described["dtype"])})
+        return cls(**{**values, "problem": problem, "findings": tuple(values["findings"])})
 
 
 def available() -> str | None:
@@ -87,59 +115,72 @@ def _rust_tool(name: str) -> str | None:
     return str(home) if home.is_file() else shutil.which(name)
 
 
-def reduced_problem(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> tuple[GemmProblem, int]:
-    """A small ragged problem that takes one cluster through every hand-over, and the SM count that gives one cluster.
+def reduced_instances(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> tuple[Instance, ...]:
+    """Small problems that take a config through every hand-over, the quickest first.
 
-    Two rows of tiles and at least `acc_stages` columns: more tiles than accumulator slots, so each is handed back. One
-    stage more than the ring has, so the ring wraps within a tile and its phase flips. The last tile of each side and
-    the last stage are ragged.
+    ragged: one cluster, every side and the last stage cut short. Two rows of tiles and at least `acc_stages` columns:
+        more tiles than accumulator slots, so each is handed back.
+    two clusters: whole tiles, shared out between two clusters, each of which reuses its accumulator slots.
+    Both have one stage more of K than the ring holds, so the ring wraps within a tile; over the tiles of a cluster
+    every stage meets both phases.
     """
     rows, cols = config.cluster_tile
-    problem = GemmProblem(
+    ragged = GemmProblem(
         m=rows + RAGGED_ROWS,
         n=(config.acc_stages - 1) * cols + min(cols - RAGGED_COLUMNS, config.epi_n + RAGGED_COLUMNS),
         k=config.pipe_depth * config.blk_k + RAGGED_K,
         dtype=dtype,
     )
-    return problem, config.cta_group
+    whole = GemmProblem(
+        m=2 * rows, n=(config.acc_stages + 1) * cols, k=(config.pipe_depth + 1) * config.blk_k, dtype=dtype
+    )
+    return (
+        Instance(label="ragged", problem=ragged, sm_count=config.cta_group),
+        Instance(label="two clusters", problem=whole, sm_count=2 * config.cta_group),
+    )
 
 
 def check(
     config: Sm100GemmConfig,
+    instance: Instance,
     *,
-    dtype: Dtype = Dtype.BF16,
-    problem: GemmProblem | None = None,
-    sm_count: int | None = None,
     fault: str = "",
     workers: int = 2,
+    tell: Callable[[str], None] | None = None,
 ) -> CheckReport:
-    """Run all three tools on the reduced instance of a config, or on a small problem of one's own.
+    """Run all three tools on one reduced instance of a config.
 
-    dtype chooses the reduced problem's element type; `problem` overrides it. Raises ConfigError for an illegal config
-    and ToolchainError where the engine cannot be used or built, which is never a verdict.
+    tell: called with each tool's name before it runs; one takes 10 to 60 s
+    Raises ConfigError for an illegal config and ToolchainError where the engine cannot be used or built, which is never
+    a verdict.
     """
     if reason := available():
         raise ToolchainError(reason)
-    reduced, reduced_sms = reduced_problem(config, dtype)
-    problem, sm_count = problem or reduced, sm_count or reduced_sms
+    if not isinstance(config, Sm100GemmConfig):
+        raise ConfigError(f"the checkers know sm_100a kernels only, the config is for {config.arch.name}", knob="arch")
 
-    from kernels.lowering import build
+    from kernels.lowering import build, lower
 
-    kernel = build(problem, config, sm_count, **({"fault": fault} if fault else {}))
-    operands = _operands(problem)
+    variant = {"fault": fault} if fault else {}
+    lowered = lower(instance.problem, config, instance.sm_count, **variant)
+    kernel = build(instance.problem, config, instance.sm_count, **variant)
+    operands = _operands(instance.problem)
     answers: dict[str, str] = {}
     findings: list[str] = []
     seconds: dict[str, float] = {}
     with _steady_path():
         for name, tool in (("sync", _synccheck), ("race", _racecheck), ("numsim", _numsim)):
+            if tell is not None:
+                tell(name)
             started = time.perf_counter()
             answers[name], found = _answer(tool, kernel, operands, workers)
-            seconds[name] = time.perf_counter() - started
+            seconds[name] = round(time.perf_counter() - started, 2)
             findings += (f"{name}: {line}" for line in found)
     return CheckReport(
         config_key=config.key,
-        problem=problem,
-        sm_count=sm_count,
+        problem=instance.problem,
+        sm_count=instance.sm_count,
+        source_hash=lowered.source_hash,
         fault=fault,
         findings=tuple(findings),
         versions=versions(),

@@ -22,7 +22,7 @@ import platformdirs
 from kernels.artifacts import write_atomically
 from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
-from kernels.lowering import LoweredKernel, lower
+from kernels.lowering import lower
 from kernels.prelude import light
 from kernels.problem import Dtype, GemmProblem
 from kernels.structure import structural_findings
@@ -54,6 +54,7 @@ class CompiledKernel:
     trace_s, lower_s, cubin_s, link_s: seconds of each step
     toolchain: compilers and versions
     findings: broken structural rules; None when they were not checked
+    unjudged: what the reader of the structural rules does not know, so that a clean list of findings says little
     """
 
     module: bytes
@@ -71,6 +72,7 @@ class CompiledKernel:
     link_s: float
     toolchain: str
     findings: tuple[str, ...] | None = None
+    unjudged: tuple[str, ...] = ()
 
     @property
     def compile_s(self) -> float:
@@ -121,6 +123,7 @@ def compile_kernel(
         module = _link_module(payload, toolchain, work, cache)
         linked = time.perf_counter()
     facts = ptxas_facts(log)
+    found = structural_findings(lowered, problem, config) if check_structure else ()
     return CompiledKernel(
         module=module,
         sha256=hashlib.sha256(module).hexdigest(),
@@ -136,7 +139,8 @@ def compile_kernel(
         cubin_s=compiled - started,
         link_s=linked - compiled,
         toolchain=toolchain.name,
-        findings=_findings(lowered, problem, config) if check_structure else None,
+        findings=tuple(one.text for one in found if not one.is_open) if check_structure else None,
+        unjudged=tuple(one.text for one in found if one.is_open),
     )
 
 
@@ -150,10 +154,6 @@ def compile_variant(
     """`compile_kernel` by position, for the pool that sends jobs to its processes."""
     variant: dict[str, Any] = {"delays_ns": delays_ns} if delays_ns else {}
     return compile_kernel(problem, config, sm_count, check_structure=check_structure, **variant)
-
-
-def _findings(lowered: LoweredKernel, problem: GemmProblem, config: GemmConfig) -> tuple[str, ...]:
-    return tuple(f"{found.rule}: {found.message}" for found in structural_findings(lowered, problem, config))
 
 
 def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:

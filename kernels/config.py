@@ -52,10 +52,10 @@ class GemmConfig:
 
     def __post_init__(self) -> None:
         for name, kind in _kinds(self.arch.name):
-            value: Any = getattr(self, name)
+            value = getattr(self, name)
             if type(value) is not kind:
                 raise ConfigError(f"knob {name} must be {kind.__name__}, got {value!r}", knob=name)
-            if kind is int and value < 1:
+            if type(value) is int and value < 1:
                 raise ConfigError(f"knob {name} must be at least 1, got {value}", knob=name)
         if self.raster not in Rasters:
             raise ConfigError(f"knob raster must be one of {', '.join(Rasters)}, got {self.raster!r}", knob="raster")

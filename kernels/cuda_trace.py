@@ -22,7 +22,7 @@ _IGNORED = frozenset({"prefetch", "sleep"})
 # Parameters whose values the rules use; the others (data registers, coordinates) are not followed.
 _FOLLOWED = frozenset(
     {"addr", "count", "barrier", "phase", "tx_count", "dst_mem", "tmap", "mbar", "cta_mask", "mask", "src_mem", "p",
-     "name_bar_id", "dst", "ncols", "taddr", "d_tmem", "a_desc", "b_desc"}
+     "name_bar_id", "dst", "ncols", "taddr", "d_tmem", "enable_input_d", "a_desc", "b_desc"}
 )  # fmt: skip
 # Operands without which the rules cannot judge an instruction.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -36,7 +36,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "shared_read": ("addr",),
     "named_barrier": ("name_bar_id",),
     "wgmma": ("a_desc", "b_desc"),
-    "tcgen05_mma": ("d_tmem", "a_desc", "b_desc"),
+    "tcgen05_mma": ("d_tmem", "a_desc", "b_desc", "enable_input_d"),
     "tcgen05_commit": ("mbar",),
     "tcgen05_ld": ("taddr",),
     "tmem_alloc": ("dst", "ncols"),

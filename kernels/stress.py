@@ -2,10 +2,15 @@
 
 Why: the epilogue race that `FAULTS["epilogue_restart"]` plants passed 200 of 200 launches at K = 4096 and failed 200 of
 200 at K = 128 with the same knobs (H200). A long mainloop gives every store time to drain; a short one does not.
+
+A delay is drawn anew by each thread at each pass of a delay point, uniformly below the point's longest one, from a hash
+of the SM's clock. So no two launches sleep alike; what a build fixes is which points sleep and for how long at most,
+and with that which roles lag behind. Those are drawn from a seed: DELAY_SEEDS of them.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -15,7 +20,11 @@ from kernels.problem import GemmProblem
 
 # Tiles for each cluster: enough that every staging buffer, pipeline stage and barrier phase comes round several times.
 TILES_PER_CLUSTER = 6
-_LONGEST_DELAY_NS = 2048
+DELAY_SEEDS = 20
+# From less than a wait on a barrier that is already there to more than the whole mainloop of the shortest K.
+LONGEST_DELAYS_NS = (0, 0, 128, 512, 2048, 8192)
+_LONGEST_OF_ONE_ROLE_NS = 2048
+_ROLES = ("producer", "consumer", "epilogue", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,27 +41,43 @@ class StressBuild:
     delays_ns: dict[str, int] = field(default_factory=dict)
 
 
-def stress_builds(problem: GemmProblem, config: GemmConfig, sm_count: int) -> tuple[StressBuild, ...]:
+def stress_builds(
+    problem: GemmProblem, config: GemmConfig, sm_count: int, *, seeds: int = DELAY_SEEDS
+) -> tuple[StressBuild, ...]:
     """Builds for one winner, in the order in which they are run: those without delays are the quickest to fail.
+
+    seeds: builds with delays; of the first four each slows one role, the last of them all roles
 
     Where K is split, the k-blocks of a label are those of each part.
     """
     wrap = config.pipe_depth + 1
-    builds = [
-        StressBuild(label=f"{blocks} k-block{'s' * (blocks > 1)}", problem=_short(problem, config, sm_count, blocks))
-        for blocks in (1, 2, wrap)
-    ]
-    roles = (
-        ("producer", "consumer", "epilogue", "exchange") if _parts(config) > 1 else ("producer", "consumer", "epilogue")
+    shortest = tuple(_short(problem, config, sm_count, blocks) for blocks in (1, 2, wrap))
+    plain = (
+        StressBuild(label=f"{blocks} k-block{'s' * (blocks > 1)}", problem=short)
+        for blocks, short in zip((1, 2, wrap), shortest, strict=True)
     )
-    for role in roles:
-        delays = {point: _LONGEST_DELAY_NS for point in DELAY_POINTS if point.startswith(role)}
-        builds.append(
-            StressBuild(label=f"{role} delayed", problem=_short(problem, config, sm_count, wrap), delays_ns=delays)
-        )
-    everywhere = dict.fromkeys(DELAY_POINTS, _LONGEST_DELAY_NS)
-    builds.append(StressBuild(label="all delayed", problem=_short(problem, config, sm_count, 2), delays_ns=everywhere))
-    return tuple(builds)
+    delayed = (
+        StressBuild(label=_label(seed), problem=shortest[2 - seed % 3], delays_ns=_delays_ns(seed))
+        for seed in range(seeds)
+    )
+    return (*plain, *delayed)
+
+
+def _label(seed: int) -> str:
+    if seed >= len(_ROLES):
+        return f"delays of seed {seed}"
+    return f"{_ROLES[seed]} delayed" if _ROLES[seed] else "all delayed"
+
+
+def _delays_ns(seed: int) -> dict[str, int]:
+    if seed < len(_ROLES):
+        return {point: _LONGEST_OF_ONE_ROLE_NS for point in DELAY_POINTS if point.startswith(_ROLES[seed])}
+    draw = random.Random(seed)
+    longest: dict[str, int] = {}
+    while not longest:
+        drawn = {point: draw.choice(LONGEST_DELAYS_NS) for point in DELAY_POINTS}
+        longest = {point: value for point, value in drawn.items() if value}
+    return longest
 
 
 def _parts(config: GemmConfig) -> int:

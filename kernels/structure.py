@@ -8,6 +8,7 @@ coordinate or a wrong descriptor layout is the business of the comparison.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -74,9 +75,14 @@ RULES: dict[str, str] = {
     "accumulator release": "ld2mma is signalled in the leader CTA, after tcgen05.wait::ld",
     "mma commit": "every MMA batch is committed to mma2tma, and every tile to mma2ld",
     "commit mask": "a commit reaches every CTA of the cluster",
+    "mma issuer": "MMAs and their commits are issued by one thread, of the leader CTA",
+    "accumulator start": "the first MMA of a tile overwrites the accumulator, the others add to it",
+    "cta group": "every tcgen05 instruction that names a cta_group names that of the config",
     "stage drain": "a producer waits for the last release of each stage before it leaves",
     "tensor memory": "one warp allocates, relinquishes and deallocates; barriers stand between that and any use",
 }
+# Rules of the reader, not of the kernel: a template may have learnt something that the reader has not.
+OPEN = frozenset({"not understood", "unknown instruction"})
 # Instructions that every thread of a warpgroup executes together.
 _WARPGROUP_WIDE = frozenset(
     {"setmaxnreg", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "named_barrier", "shared_write", "proxy_fence",
@@ -97,6 +103,16 @@ class Finding:
     rule: str
     message: str
     line: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this says that the rules cannot judge, and not that one is broken."""
+        return self.rule in OPEN
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.rule}: {self.message}"
 
 
 class _Findings:
@@ -165,6 +181,7 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
         _check_parts(followed, findings)
     if isinstance(config, Sm100GemmConfig):
         _check_tensor_memory(config, followed, findings)
+        _check_issuers(config, followed, findings)
 
 
 _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
@@ -421,6 +438,7 @@ def _check_parts(followed: tuple[Trace, ...], findings: _Findings) -> None:
 def _check_tensor_memory(config: Sm100GemmConfig, followed: tuple[Trace, ...], findings: _Findings) -> None:
     for rank in range(config.cta_group):
         mine = [trace for trace in followed if trace.rank == rank]
+        _check_owner(mine, findings)
         columns: set[Any] = set()
         for kind in ("tmem_alloc", "tmem_relinquish", "tmem_dealloc"):
             threads = sum(len(t.threads) * sum(e.kind == kind for e in t.events) for t in mine)
@@ -437,6 +455,32 @@ def _check_tensor_memory(config: Sm100GemmConfig, followed: tuple[Trace, ...], f
             findings.report("tensor memory", 0, message)
         for trace in mine:
             _check_tensor_memory_order(config, trace, findings)
+
+
+def _check_owner(traces_of_cta: list[Trace], findings: _Findings) -> None:
+    """The warp that allocates gives the right to allocate up, and then the memory back: once each, in this order."""
+    kinds = ("tmem_alloc", "tmem_relinquish", "tmem_dealloc")
+    for trace in traces_of_cta:
+        events = [event for event in trace.events if event.kind in kinds]
+        if events and [event.kind for event in events] != list(kinds):
+            done = ", ".join(event.kind.replace("tmem_", "") for event in events)
+            message = f"warp {trace.threads[0] // 32} does {done}: one warp must do alloc, relinquish, dealloc"
+            findings.report("tensor memory", events[-1].line, message)
+
+
+def _check_issuers(config: Sm100GemmConfig, followed: tuple[Trace, ...], findings: _Findings) -> None:
+    """Each thread that executes tcgen05.mma or tcgen05.commit issues one of its own; the leader's acts for the pair."""
+    for trace in followed:
+        issued = next((event for event in trace.events if event.kind in ("tcgen05_mma", "tcgen05_commit")), None)
+        if issued is not None and (len(trace.threads) != 1 or trace.rank != 0):
+            message = (
+                f"{issued.text} is issued by {len(trace.threads)} threads of CTA {trace.rank}, must be one of CTA 0"
+            )
+            findings.report("mma issuer", issued.line, message)
+        for event in trace.events:
+            group = re.search(r"\bcta_group::(\d)", event.text)
+            if group is not None and event.kind != "tma_load" and int(group[1]) != config.cta_group:
+                findings.report("cta group", event.line, f"{event.text} in a kernel of cta_group {config.cta_group}")
 
 
 def _check_tensor_memory_order(config: Sm100GemmConfig, trace: Trace, findings: _Findings) -> None:

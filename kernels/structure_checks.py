@@ -525,6 +525,10 @@ class Tmem(Check):
                     "full wait", event.line, f"{event.text} reads stage {region.stage} without a wait on tma2mma"
                 )
         slot = (int(event.values["d_tmem"]) & 0xFFFF) // self.slot_columns
+        adds, begun = bool(event.values["enable_input_d"]), slot in self.unfinished
+        if adds != begun:
+            does, must = ("adds to", "overwrite") if adds else ("overwrites", "add to")
+            self.report("accumulator start", event.line, f"{event.text} {does} accumulator {slot}, must {must} it")
         self.unfinished.add(slot)
         if slot not in self.writable:
             self.report(

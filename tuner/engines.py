@@ -40,7 +40,8 @@ class LocalEngines:
     def __init__(self, settings: Settings) -> None:
         """Looks for GPUs; starts nothing yet."""
         options = LocalOptions(
-            compile=CompilePoolOptions(processes=settings.compile_processes, limit_s=settings.compile_limit_s)
+            compile=CompilePoolOptions(processes=settings.compile_processes, limit_s=settings.compile_limit_s),
+            spares=settings.gpu_spares,
         )
         self._machine = LocalMachine(options, ArtifactStore(settings.artifacts_dir))
 
@@ -78,9 +79,10 @@ class FakeEngines:
         self._options = options or FakeOptions(
             times=FakeTimes(scale=settings.fake_scale, compile_workers=settings.compile_processes)
         )
-        artifacts = ArtifactStore(settings.artifacts_dir)
+        artifacts, database = ArtifactStore(settings.artifacts_dir), settings.sqlite_file
         self._engines = {
-            profile.name: FakeEngine(profile, options=self._options, artifacts=artifacts) for profile in PROFILES
+            profile.name: FakeEngine(profile, options=self._options, artifacts=artifacts, database=database)
+            for profile in PROFILES
         }
 
     def engine_for(self, request: TuneRequest) -> Engine:

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.arch import arch_named
 from kernels.artifacts import write_atomically
+from kernels.config import config_from_dict
 from kernels.devices import default_profile, profile_named
-from kernels.errors import ConfigError
+from kernels.errors import ConfigError, ProblemError
+from kernels.problem import GemmProblem
+from kernels.rules import violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +37,7 @@ NEEDED_EVIDENCE = ("numeric", "checked")
 # The earliest time a zip can hold: a bundle says nothing about when it was written.
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 MANIFEST_NAME = "manifest.json"
+DESCRIPTION_START = b'{"arch": "'  # of the JSON that kernels.compile puts into a module, keys in order
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_FILE_BYTES = 256 * 2**20
 
@@ -100,6 +104,8 @@ def build_bundle(
         assert result.artifact_sha256 is not None  # _refuse_unverified looked
         entry = _module_entry(result)
         files[entry["file"]] = artifacts.read(result.artifact_sha256)
+        if reason := contradiction(entry, files[entry["file"]]):
+            raise ExportError(f"result {result.id} is not exported: {reason}")
         modules.append(entry)
     files["LICENSE"] = license_text().encode()
     files["README.md"] = _readme(modules).encode()
@@ -123,6 +129,49 @@ def _refuse_unverified(result: ExportableResult, *, allow_unverified: bool) -> N
             f"result {result.id} ({shape}) is a candidate: it lacks {' and '.join(missing)} (has "
             f"{', '.join(result.evidence) or 'no evidence'}); ask with allow_unverified to export it all the same"
         )
+
+
+def contradiction(entry: Mapping[str, Any], module: bytes) -> str:
+    """Why what a manifest says of a module cannot be true, or nothing.
+
+    Looked at when a bundle is written and again when it is read: rules may have changed since the kernel was tuned, and
+    a config must belong to the module that it stands beside.
+    """
+    try:
+        problem = GemmProblem(**entry["problem"])
+        config = config_from_dict(entry["arch"], entry["config"])
+        broken = violation(problem, config, entry["sm_count"])
+    except (ProblemError, ConfigError, KeyError, TypeError) as error:
+        return f"its problem or config is not one that this version knows: {error}"
+    if broken:
+        return f"its config is not legal for {problem} on {entry['sm_count']} SMs: {broken}"
+    built = description_in(module)
+    for name, told in (("problem", entry["problem"]), ("config", config.to_dict()), ("arch", entry["arch"])):
+        if built is not None and _told(name, built) != told:
+            return f"its module was built for another {name}: {built.get(name)}, not {told}"
+    return ""
+
+
+def _told(name: str, built: Mapping[str, Any]) -> Any:
+    """A member of a module's description. A knob that is newer than the module means its default."""
+    if name != "config":
+        return built.get(name)
+    try:
+        return config_from_dict(built["arch"], built["config"]).to_dict()
+    except (ConfigError, KeyError, TypeError):
+        return built.get(name)
+
+
+def description_in(module: bytes) -> dict[str, Any] | None:
+    """What a module says of itself (kernels.compile), or None. Read without loading it, since loading would run it."""
+    start = module.find(DESCRIPTION_START)
+    if start < 0:
+        return None
+    try:
+        found, _ = json.JSONDecoder().raw_decode(module[start : module.index(b"\0", start)].decode())
+    except (ValueError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _module_entry(result: ExportableResult) -> dict[str, Any]:
@@ -285,6 +334,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
                 _check_entry(path, info)
             manifest = _read_manifest(path, archive, infos)
             files = _read_files(path, archive, infos, manifest["files"])
+            for module in manifest["modules"]:
+                if reason := contradiction(module, files[module["file"]]):
+                    raise ExportError(f"{path}: {module['file']!r} cannot be used: {reason}")
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, IndexError) as error:
         # RuntimeError: encrypted entries; NotImplementedError (one of them): unknown compression; ValueError and
         # IndexError: what zipfile raises for some damaged headers.

@@ -44,7 +44,7 @@ class LoopLimits:
 
     search: of the search
     finalists: fewest of the fastest candidates that are timed again
-    final_retries: times a final is repeated after its worker was lost
+    final_retries: times a final, or the checks of a winner, are repeated after their worker was lost
     """
 
     search: SearchLimits = field(default_factory=SearchLimits)
@@ -168,11 +168,8 @@ class _Run:
         if self._request.mode is Mode.MODEL:
             choice = choose_modeled(trials)
         else:
-            if not self._cancelled and not broken:
-                final = self._final(trials, previous_key)
-                trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
-            choice = self._choose(trials, final, previous_key)
-            certificate, choice = self._certified(trials, final, choice, previous_key)
+            final, certificate, choice = self._settled(trials, broken, previous_key)
+            trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
         state, reason = self._verdict(trials, choice, complete, broken)
         reply = final.reply
         return StudyResult(
@@ -190,6 +187,24 @@ class _Run:
             wall_s=self._wall_s(),
             finals=final.measurements if final.paired else {},
         )
+
+    def _settled(
+        self, trials: tuple[Trial, ...], broken: str, previous_key: str | None
+    ) -> tuple[_Final, CertifyReply, Choice | None]:
+        """Time the fastest again and check the best. Where all fail a check, the next fastest have their turn."""
+        final = _Final()
+        while True:
+            if not self._cancelled and not broken:
+                before, final = final, self._final(trials, previous_key)
+                final.note = "; ".join(filter(None, (before.note, final.note)))
+                final.timed = before.timed | final.timed
+                trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
+            timed = set(final.measurements)
+            choice = self._choose(trials, final, previous_key)
+            certificate, choice = self._certified(trials, final, choice, previous_key)
+            if choice is not None or not timed:
+                return final, certificate, choice
+            trials = tuple(trial for trial in trials if trial.number not in timed)
 
     def _verdict(
         self, trials: Sequence[Trial], choice: Choice | None, complete: bool, broken: str
@@ -235,13 +250,25 @@ class _Run:
         return none, choice
 
     def _run_certify(self, winner: Trial) -> CertifyReply | None:
-        """None when cancelled. Raises EngineError and WorkerLost."""
+        """None when cancelled. Raises EngineError, and WorkerLost when it happened again and again."""
         sm_count = self._engine.device.profile.sm_count
         job = CertifyJob(
-            problem=self._request.problem, config=winner.config, sm_count=sm_count, seed=self._request.seed
+            problem=self._request.problem,
+            config=winner.config,
+            sm_count=sm_count,
+            module_path=self._engine.module_path(winner.artifact_sha256),
+            module_sha256=winner.artifact_sha256,
+            source_hash=winner.source_hash,
+            seed=self._request.seed,
         )
-        future = self._engine.certify(job)
-        return future.result() if self._wait(future) else None
+        for attempt in range(self._limits.final_retries + 1):
+            future = self._engine.certify(job)
+            try:
+                return future.result() if self._wait(future) else None
+            except WorkerLost:
+                if attempt == self._limits.final_retries:
+                    raise
+        raise AssertionError("unreachable")
 
     @staticmethod
     def _evidence(choice: Choice | None, certificate: CertifyReply) -> tuple[Evidence, ...]:

@@ -33,9 +33,13 @@ def row_of(result: Mapping[str, Any], source: str = "") -> Json:
         "n": problem["n"],
         "k": problem["k"],
         "dtype": problem["dtype"],
+        "layout": problem["layout"],
+        "arch": result["arch"],
+        "result_id": result["id"],
         "source": source,
         "config": result["config"],
         "artifact_sha256": result["artifact_sha256"],
+        "source_hash": result["source_hash"],
         "median_us": result["median_us"],
         "interval_us": result["interval_us"],
         "baselines_us": {"torch": None, "cublaslt_best": None, "triton": None, **baselines},
@@ -49,7 +53,24 @@ def row_of(result: Mapping[str, Any], source: str = "") -> Json:
         "trials": result["trials"],
         "tie_set": len(result["tie_set"]),
         "created_at": result["created_at"],
+        "noise": result["noise"],
+        "aa_ratio": result["aa_ratio"],
+        "coverage": result["coverage"],
+        **_samples(result["measurement"]),
         "environment": result["environment"],
+    }
+
+
+def _samples(measurement: Mapping[str, Any] | None) -> Json:
+    """The raw pairs, so that whoever measures again can compare intervals; nothing where they were not kept."""
+    if measurement is None:
+        return {}
+    return {
+        "protocol": measurement["protocol"],
+        "samples_us": measurement["samples_us"],
+        "baseline_samples_us": measurement["baselines_us"],
+        "discarded": measurement["discarded"],
+        "energy_mj": measurement["energy_mj"],
     }
 
 

@@ -5,7 +5,7 @@ the d-th smallest and largest of n values hold the true median with probability 
 the distribution. That jumps with d (n = 9: 99.6, 96.1, 82.0 %), so the ends lie between two neighbours, at the place
 that makes it the same for any n (Hettmansperger and Sheather 1986). No random number is drawn: the same samples always
 give the same interval. Below six values no pair reaches 95 %; the smallest and the largest are given then, and only a
-trial that was stopped early has so few. docs/decisions/0009 says why the aim is a little above 95 %.
+trial that was stopped early has so few. docs/decisions/0010 says why the aim is a little above 95 %.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Verdict(StrEnum):
 class Check:
     """One check of a winner.
 
-    name: structure, stress or memcheck
+    name: structure, stress, soak or memcheck
     verdict: what it said
     detail: what was run, what was found, or why it did not run
     tool: name and version of the tool, where it is not ours

@@ -19,6 +19,7 @@ VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEMM_TUNER_ENGINE", "local", "local, or fake for invented devices"),
     ("GEMM_TUNER_COMPILE_PROCESSES", "the CPU cores, at most 16", "compiles at a time"),
     ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
+    ("GEMM_TUNER_GPU_SPARES", "1", "processes a GPU kept in reserve for after a fault, 0 for none"),
     ("GEMM_TUNER_STUDIES", "one for each 4 cores, at least 1", "studies at a time; they take turns on a GPU"),
     ("GEMM_TUNER_FAKE_SCALE", "0.01", "seconds of the fake engine for each second of a real one"),
 )
@@ -48,6 +49,7 @@ class Settings:
     engine: "local" or "fake"
     compile_processes: compiles at a time
     compile_limit_s: seconds after which a compile is killed
+    gpu_spares: processes a GPU kept in reserve, torch imported, for after a fault
     studies: studies at a time
     fake_scale: seconds of the fake engine for each second of a real one
     poll_s: seconds between two looks for work and for cancelled studies
@@ -61,6 +63,7 @@ class Settings:
     engine: str = "local"
     compile_processes: int = field(default_factory=usable_cores)
     compile_limit_s: float = 60.0
+    gpu_spares: int = 1
     studies: int = field(default_factory=default_studies)
     fake_scale: float = 0.01
     poll_s: float = 0.25
@@ -70,6 +73,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise SettingsError(f"engine {self.engine!r}: use one of {', '.join(ENGINES)}")
+
+    @property
+    def sqlite_file(self) -> Path | None:
+        """File of the database; None where it is no SQLite."""
+        _, found, path = self.database_url.partition("sqlite:///")
+        return Path(path) if found else None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -83,6 +92,7 @@ class Settings:
             engine=environ.get("GEMM_TUNER_ENGINE", "").strip() or "local",
             compile_processes=int(_number(environ, "GEMM_TUNER_COMPILE_PROCESSES", usable_cores(), whole=True)),
             compile_limit_s=_number(environ, "GEMM_TUNER_COMPILE_LIMIT_S", 60.0),
+            gpu_spares=int(_number(environ, "GEMM_TUNER_GPU_SPARES", 1, whole=True, zero=True)),
             studies=int(_number(environ, "GEMM_TUNER_STUDIES", default_studies(), whole=True)),
             fake_scale=_number(environ, "GEMM_TUNER_FAKE_SCALE", 0.01, zero=True),
         )

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from db.models import Device, Job
     from db.queries import FinishedStudy
 
-PROTOCOL = MeasureProtocol()  # one for all problems: it is checked when it is built
 NEVER = "made in another environment"  # no study has this environment key
 
 
@@ -37,10 +36,10 @@ def wanted_studies(session: Session, body: JobIn) -> list[NewStudy]:
 
     Needs no write lock: of a job of thousands this is the larger half.
     """
-    targets, budget = Targets(queries.devices(session)), _budget(body)
+    targets, budget, protocol = Targets(queries.devices(session)), _budget(body), _protocol(body)
     studies: dict[str, NewStudy] = {}
     for position, problem in enumerate(body.problems):
-        wanted = _new_study(body, problem, budget, targets, f"problems[{position}].")
+        wanted = _new_study(body, problem, (budget, protocol), targets, f"problems[{position}].")
         same = studies.get(wanted.study_key)
         studies[wanted.study_key] = replace(same, weight=same.weight + wanted.weight) if same else wanted
     return list(studies.values())
@@ -68,7 +67,18 @@ def _budget(body: JobIn) -> Budget:
     )
 
 
-def _new_study(body: JobIn, entry: JobProblem, budget: Budget, targets: Targets, prefix: str) -> NewStudy:
+def _protocol(body: JobIn) -> MeasureProtocol:
+    """One for all problems: it is checked when it is built. Raises RequestError."""
+    try:
+        return MeasureProtocol.from_dict(body.protocol.model_dump(exclude_none=True))
+    except InvalidRequest as error:
+        raise RequestError(f"{error.field}: {error}", hint="see /openapi.json for types and ranges") from error
+
+
+def _new_study(
+    body: JobIn, entry: JobProblem, terms: tuple[Budget, MeasureProtocol], targets: Targets, prefix: str
+) -> NewStudy:
+    budget, protocol = terms
     own = entry.arch is not None or entry.device is not None
     target = targets.chosen(entry.arch, entry.device, prefix=prefix) if own else targets.chosen(body.arch, body.device)
     problem = checked_problem(
@@ -81,7 +91,7 @@ def _new_study(body: JobIn, entry: JobProblem, budget: Budget, targets: Targets,
             device=target.device,
             mode=body.mode,
             budget=budget,
-            protocol=PROTOCOL,
+            protocol=protocol,
             seed=body.seed,
         )
     except InvalidRequest as error:

@@ -49,6 +49,20 @@ def test_effort_sets_the_budget_that_the_body_leaves_out(service: Service, effor
     assert service.study(job["studies"][0]["id"]).request["budget"] == {"trials": trials, "wall_s": 12.5}
 
 
+def test_protocol_is_stored_with_the_study_and_keeps_its_results_apart(service: Service) -> None:
+    """A finished study under `burst` does not answer a request for `sustained`."""
+    burst = service.http.post("/v1/jobs", json=job_body()).json()["studies"][0]["id"]
+    service.save_trials(burst, 1)
+    service.finish(burst)
+    body = job_body(protocol={"kind": "sustained", "rounds": 7})
+    sustained = service.http.post("/v1/jobs", json=body).json()["studies"][0]["id"]
+    assert sustained != burst
+    protocol = service.http.get(f"/v1/studies/{sustained}").json()["request"]["protocol"]
+    assert (protocol["kind"], protocol["rounds"], protocol["idle_gap_ms"]) == ("sustained", 7, 0.0)
+    assert protocol["warm_up_s"] > 0
+    assert service.http.get(f"/v1/studies/{burst}").json()["request"]["protocol"]["kind"] == "burst"
+
+
 def test_equal_problems_of_a_job_share_one_study_and_add_their_weights(service: Service) -> None:
     """`bf16` and `bfloat16` are one dtype, so the two problems are one."""
     problem = {"m": 512, "n": 512, "k": 512}

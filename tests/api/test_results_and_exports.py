@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from api.services.vendor import verdict
 from db import queries
+from db.queries import NewMeasurement
+from tests.api.conftest import job_body
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,3 +151,87 @@ def test_bundle_of_an_unfinished_or_failed_export_is_a_conflict(service: Service
     assert response.status_code == 409
     assert "the artifact is gone" in response.json()["detail"]
     assert service.http.get(f"/v1/exports/{'f' * 32}/bundle").status_code == 404
+
+
+def measured_result(service: Service, *, low: float = 1.001, high: float = 1.003) -> str:
+    """A result with the study, the trial and the samples that it came from."""
+    submitted = service.http.post("/v1/jobs", json=job_body()).json()
+    study_id = submitted["studies"][0]["id"]
+    service.save_trials(study_id, 1)
+    samples = {"samples_us": [99.0, 100.0, 101.0], "baselines_us": {"cublaslt_best": [100.0, 101.0, 102.0]}}
+    with service.db.write() as session:
+        for phase, shift in (("trial", 1.5), ("final", 1.0)):
+            queries.save_measurement(
+                session,
+                study_id,
+                0,
+                NewMeasurement(
+                    samples_us=[shift * sample for sample in samples["samples_us"]],
+                    baselines_us=samples["baselines_us"],
+                    protocol={"kind": "sustained"},
+                    discarded=2,
+                    states=[{"sm_clock_mhz": 1500.0, "power_w": 700.0}] * 3,
+                    energy_mj={"ours": 143.0},
+                ),
+                phase=phase,
+            )
+        coverage = {"askable": 4000, "asked": 60, "rejected": 20, "compiled": 40, "timed": 39}
+        queries.finish_study(session, study_id, state="DONE", best_trial=0, best_us=100.0, coverage=coverage)
+    return service.add_result(
+        study_id=study_id,
+        trial_number=0,
+        ratio={"cublaslt_best": {"median": 1.002, "low": low, "high": high}},
+        noise=0.0012,
+        aa_ratio={"median": 1.0, "low": 0.999, "high": 1.001},
+    )
+
+
+def test_result_comes_with_raw_samples_protocol_states_noise_and_coverage(service: Service) -> None:
+    """Whoever doubts a number can work it out: the samples are those of the final, and the list has them too."""
+    result_id = measured_result(service)
+    shown = service.http.get(f"/v1/results/{result_id}").json()
+    assert shown["measurement"] == {
+        "phase": "final",
+        "samples_us": [99.0, 100.0, 101.0],
+        "baselines_us": {"cublaslt_best": [100.0, 101.0, 102.0]},
+        "discarded": 2,
+        "protocol": {"kind": "sustained"},
+        "states": [{"sm_clock_mhz": 1500.0, "power_w": 700.0}] * 3,
+        "energy_mj": {"ours": 143.0},
+    }
+    assert (shown["noise"], shown["aa_ratio"]["median"]) == (0.0012, 1.0)
+    assert shown["coverage"] == {"askable": 4000, "asked": 60, "rejected": 20, "compiled": 40, "timed": 39}
+    assert service.http.get("/v1/results").json()["items"] == [shown]
+    study = service.http.get(f"/v1/studies/{shown['study_id']}").json()
+    assert study["coverage"] == shown["coverage"]
+
+
+def test_result_without_samples_says_so_with_null(service: Service) -> None:
+    """Modeled and imported results have none."""
+    shown = service.http.get(f"/v1/results/{service.add_result()}").json()
+    assert (shown["measurement"], shown["noise"], shown["aa_ratio"], shown["coverage"]) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.001, 1.003, "faster than cublaslt_best: 1.002 of its speed (95 % interval 1.001 to 1.003)"),
+        (0.999, 1.003, "as fast as cublaslt_best within the noise"),
+        (0.961, 0.964, "slower than cublaslt_best"),
+    ],
+)
+def test_answer_says_plainly_how_it_compares_with_the_vendor_library(
+    service: Service, low: float, high: float, words: str
+) -> None:
+    """Nothing slower than the vendor library is handed out without saying so."""
+    result_id = measured_result(service, low=low, high=high)
+    assert service.http.get(f"/v1/results/{result_id}").json()["verdict"].startswith(words)
+    query = {"m": 4096, "n": 4096, "k": 4096, "device": "h200"}
+    assert service.http.get("/v1/best", params=query).json()["verdict"].startswith(words)
+
+
+def test_verdict_of_other_ratios() -> None:
+    """A bare number of an earlier version, torch alone, nothing at all."""
+    assert verdict({"cublaslt_best": 0.97}).startswith("slower than cublaslt_best: 0.970")
+    assert verdict({"torch": {"median": 1.1, "low": 1.0, "high": 1.2}}).startswith("as fast as torch within the noise")
+    assert verdict({}) == verdict(None) == "not compared with the vendor library"

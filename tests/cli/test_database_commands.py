@@ -152,6 +152,7 @@ def test_export_to_standard_output_is_lines_and_nothing_else(cli: Cli, home: Pat
         ({"m": -4}, "m must be between 1"),
         ({"arch": "sm_80"}, "sm_80"),
         ({"config": {"pipe_depht": 3}}, "pipe_depht"),
+        ({"config": {"pipe_depth": 16}}, "shared memory"),  # B6: legal once, perhaps; not by the rules of this version
         ({"created_at": "yesterday"}, "yesterday"),
         ({"dtype": None}, "lacks 'dtype'"),
     ],

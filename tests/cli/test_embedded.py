@@ -62,6 +62,17 @@ def test_text_output_names_device_ratio_and_evidence(cli: Cli) -> None:
     assert "trial 5/5" in ran.err
 
 
+def test_tune_under_sustained_load_is_another_study(cli: Cli) -> None:
+    """The protocol is part of the question."""
+    burst = cli(*TUNE).document["studies"][0]
+    sustained = cli(*TUNE, "--protocol", "sustained").document["studies"][0]
+    assert sustained["id"] != burst["id"]
+    assert (burst["request"]["protocol"]["kind"], sustained["request"]["protocol"]["kind"]) == ("burst", "sustained")
+    wrong = cli(*TUNE[:-1], "--protocol", "steady")
+    assert wrong.status == 2
+    assert "steady" in wrong.error_line
+
+
 def test_modeled_times_are_said_to_be_modeled(cli: Cli) -> None:
     """With --mode model nothing in the output could be taken for a measurement."""
     ran = cli(*TUNE[:-1], "--mode", "model")

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernels.artifacts import ArtifactError, ArtifactStore
-from kernels.config import Sm90GemmConfig
-from tuner.export import ExportError, build_bundle, extract_bundle, load_bundle
+from kernels.compile import compile_kernel
+from kernels.config import Sm90GemmConfig, Sm100GemmConfig
+from kernels.problem import GemmProblem
+from tuner.export import ExportError, build_bundle, description_in, extract_bundle, load_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+SMALL = Sm90GemmConfig(num_consumers=1, blk_n=48, epi_n=16, blk_k=32, pipe_depth=2)
 MODULE = b"\x7fELF not really a module" * 50
 
 
@@ -44,7 +47,13 @@ class StoredResult:
 
 
 CANDIDATE = StoredResult(
-    id="r2", arch="sm_100a", evidence=["modeled"], revision=None, environment=None, device_name=None
+    id="r2",
+    arch="sm_100a",
+    config=Sm100GemmConfig(num_consumers=1).to_dict(),
+    evidence=["modeled"],
+    revision=None,
+    environment=None,
+    device_name=None,
 )
 
 
@@ -156,6 +165,69 @@ def test_damaged_artifact_is_not_exported(tmp_path: Path, artifacts: ArtifactSto
     with pytest.raises(ArtifactError, match="changed"):
         build_bundle([StoredResult()], artifacts, tmp_path / "x.zip", allow_unverified=False)
     assert not (tmp_path / "x.zip").exists()
+
+
+DESCRIBED = b"\x7fELF" + json.dumps(
+    {
+        "arch": "sm_90a",
+        "config": Sm90GemmConfig().to_dict(),
+        "problem": {"m": 64, "n": 7168, "k": 4096, "dtype": "bf16", "layout": "NT"},
+        "sm_count": 130,
+    },
+    sort_keys=True,
+).encode() + b"\0 and code"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config": Sm90GemmConfig().to_dict() | {"pipe_depth": 16}}, "not legal .* shared memory"),
+        ({"config": Sm90GemmConfig().to_dict() | {"pipe_depht": 3}}, "unknown knob 'pipe_depht'"),
+        ({"config": Sm90GemmConfig().to_dict() | {"blk_n": 20}}, "blk_n = 20"),
+        ({"environment": {"sm_count": 1}, "config": Sm90GemmConfig(cta_group=2).to_dict()}, "needs 2 SMs"),
+    ],
+    ids=["too large", "unknown knob", "no such block", "one SM"],
+)
+def test_b6_config_that_is_not_legal_is_not_exported(
+    change: dict[str, Any], words: str, artifacts: ArtifactStore, tmp_path: Path
+) -> None:
+    """B6: a stored config is validated again at export, by the rules of this version."""
+    path = tmp_path / "out.zip"
+    with pytest.raises(ExportError, match=rf"result r1 is not exported: .*{words}"):
+        build_bundle([replace(StoredResult(), **change)], artifacts, path, allow_unverified=True)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"config": Sm90GemmConfig(pipe_depth=3).to_dict()}, {"m": 128}, {"dtype": "fp16"}], ids=str
+)
+def test_b6_module_that_was_built_for_something_else_is_not_exported(
+    change: dict[str, Any], artifacts: ArtifactStore, tmp_path: Path
+) -> None:
+    """B6: what the module says of itself must be what the result says of it."""
+    result = StoredResult(artifact_sha256=artifacts.put(DESCRIBED))
+    build_bundle([result], artifacts, tmp_path / "right.zip", allow_unverified=False)
+    with pytest.raises(ExportError, match=r"built for another (problem|config)"):
+        build_bundle([replace(result, **change)], artifacts, tmp_path / "wrong.zip", allow_unverified=False)
+
+
+def test_b6_bundle_is_validated_again_when_it_is_read(bundle: Path) -> None:
+    """B6: hashes agree and the manifest is canonical, and still its config is not one that can run."""
+    manifest = load_bundle(bundle)
+    manifest["modules"][0]["config"]["pipe_depth"] = 16
+    edited = rewritten(bundle, {"manifest.json": (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()})
+    with pytest.raises(ExportError, match=r"cannot be used: its config is not legal .* shared memory"):
+        load_bundle(edited)
+
+
+def test_b6_real_module_tells_what_it_was_built_for() -> None:
+    """B6: the description that a compile puts into a module is found without loading it."""
+    kernel = compile_kernel(GemmProblem(m=64, n=64, k=64), SMALL, 132)
+    built = description_in(kernel.module)
+    assert built is not None
+    assert (built["arch"], built["sm_count"], built["config"]) == ("sm_90a", 132, SMALL.to_dict())
+    assert built["problem"] == {"m": 64, "n": 64, "k": 64, "dtype": "bf16", "layout": "NT"}
+    assert description_in(b"\x7fELF not really a module") is None
 
 
 def test_bundle_that_cannot_be_written_leaves_nothing(artifacts: ArtifactStore, tmp_path: Path) -> None:

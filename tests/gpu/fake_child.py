@@ -9,12 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from kernels.devices import profile_named
 from tuner.engine.base import DeviceFacts, EvaluateJob, EvaluateReply, FinalJob, FinalReply
 from tuner.gpu.jobs import Job, Phase, Reply, StressJob, StressReply
-from tuner.gpu.wire import Failed, Report, child_main, describe
+from tuner.gpu.wire import Done, Failed, Report, child_main, describe
 from tuner.records import Environment, Measurement, Outcome, Ratio
 
 CANDIDATE_PHASES = (Phase.LOAD, Phase.FIRST_LAUNCH, Phase.VERIFY, Phase.MEASURE)
@@ -45,7 +44,17 @@ class FakeWorker:
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
         self._state = Path(os.environ["FAKE_CHILD_STATE"])
-        self._kept: list[Any] = []
+        self._damaged = False
+
+    def warm(self) -> None:
+        """Takes as long as FAKE_CHILD_IMPORT_S says, as an import of torch would."""
+        with (self._state / "born").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(float(os.environ.get("FAKE_CHILD_IMPORT_S", "0")))
+        if (self._state / "stillborn").exists():
+            os._exit(5)
+        with (self._state / "warm").open("a") as file:
+            file.write(f"{os.getpid()}\n")
 
     def start(self, report: Report) -> DeviceFacts:
         """Fails its health check while there is a file that says so, once for each character in it."""
@@ -63,8 +72,15 @@ class FakeWorker:
             name="NVIDIA H200", uuid="GPU-fake", profile=profile_named("h200"), environment=environment()
         )
 
-    def run(self, job: Job, report: Report) -> Reply:
-        """Walk through the phases of each candidate."""
+    def run(self, job: Job, report: Report) -> Done:
+        """Walk through the phases of each candidate. `damages` leaves the child with a broken reference."""
+        reply = self._reply(job, report)
+        if isinstance(job, EvaluateJob) and job.module_path.name in ("damages", "damages-and-shows"):
+            self._damaged = True
+        wrong = isinstance(reply, EvaluateReply) and reply.outcome is Outcome.WRONG_RESULT
+        return Done(reply=reply, doubtful=wrong and self._damaged)
+
+    def _reply(self, job: Job, report: Report) -> Reply:
         if isinstance(job, StressJob):
             for subject, build in enumerate(job.builds):
                 self._candidate(build.module_path.name, report, subject)
@@ -104,10 +120,10 @@ class FakeWorker:
         return None
 
     def _act(self, what: str) -> EvaluateReply | None:
-        if what == "good" or what.endswith("-in-baseline"):
-            return None
-        if what == "wrong":
+        if what in ("wrong", "damages-and-shows") or self._damaged:
             return EvaluateReply(outcome=Outcome.WRONG_RESULT, reason="1 of 64 elements wrong")
+        if what in ("good", "damages") or what.endswith("-in-baseline"):
+            return None
         if what == "big":
             return EvaluateReply(outcome=Outcome.WRONG_RESULT, reason="x" * 20_000_000)
         if what == "unsendable":
@@ -116,6 +132,8 @@ class FakeWorker:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             (self._state / "grandchild").write_text(str(child.pid))
             what = "hang"
+        if what == "shot":
+            os.kill(os.getpid(), signal.SIGKILL)
         if what == "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(600)

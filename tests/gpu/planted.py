@@ -69,6 +69,43 @@ def rounds_sums_to_16_bits(a: Any, b: Any, d: Any) -> None:
         d.add_(torch.matmul(part_a, part_b.t()))
 
 
+def flushes_subnormal_inputs(a: Any, b: Any, d: Any) -> None:
+    """Reads subnormal elements of A as zero."""
+    right(torch.where(a.abs() < torch.finfo(a.dtype).smallest_normal, 0.0, a), b, d)
+
+
+def flushes_subnormal_outputs(a: Any, b: Any, d: Any) -> None:
+    """Writes zero where D is subnormal: shows in fp16 only."""
+    right(a, b, d)
+    d[d.abs() < torch.finfo(d.dtype).smallest_normal] = 0.0
+
+
+def swallows_nan(a: Any, b: Any, d: Any) -> None:
+    """Writes zero for NaN, as a ReLU made of max does."""
+    right(a, b, d)
+    d[d.isnan()] = 0.0
+
+
+def saturates(a: Any, b: Any, d: Any) -> None:
+    """Writes the largest number for an infinity, as a saturating conversion does."""
+    right(a, b, d)
+    d.clamp_(torch.finfo(d.dtype).min, torch.finfo(d.dtype).max)
+
+
+def leaks_nan(a: Any, b: Any, d: Any) -> None:
+    """A product with zero of what belongs to the neighbouring row: shows only where that is no number."""
+    right(a, b, d)
+    d[1:] += 0.0 * d[:-1].clone()
+
+
+def leaves_rows_of_nan(a: Any, b: Any, d: Any) -> None:
+    """Does not write the rows that are all NaN."""
+    before = d.clone()
+    right(a, b, d)
+    rows = d.isnan().all(dim=1)
+    d[rows] = before[rows]
+
+
 class Flaky:
     """Right in the first launches, then one element differs by one unit in the last place now and then."""
 
@@ -94,5 +131,10 @@ WRONG = {
         writes_before_the_start,
         overwrites_input,
         rounds_sums_to_16_bits,
+        flushes_subnormal_inputs,
+        swallows_nan,
+        saturates,
+        leaks_nan,
+        leaves_rows_of_nan,
     )
 }

@@ -16,8 +16,10 @@ import pytest
 
 from kernels.config import Sm90GemmConfig
 from tests.gpu.jobs import PROBLEM, evaluate_job, final_job
+from tuner.engine.base import WorkerLost
 from tuner.gpu.host import GpuChild, GpuUnavailable, PhaseLimits
 from tuner.gpu.jobs import StressJob, StressModule
+from tuner.gpu.spare import MAX_DEATHS
 from tuner.records import Outcome
 
 ROOMY = PhaseLimits(load_s=20.0, first_launch_s=20.0, verify_s=20.0, measure_s=20.0, start_s=30.0, health_s=30.0)
@@ -46,13 +48,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield make
     for child in started:
         child.close()
-    assert [pid for pid in starts(tmp_path) if psutil.pid_exists(pid)] == []
+    assert [pid for pid in pids(tmp_path, "born") if psutil.pid_exists(pid)] == []
+
+
+def pids(state: Path, name: str) -> list[int]:
+    """Process ids that children noted: when they were "born", were "warm", had got the GPU ("starts")."""
+    path = state / name
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def starts(state: Path) -> list[int]:
-    """Process ids of the children started so far."""
-    path = state / "starts"
-    return [int(line) for line in path.read_text().split()] if path.exists() else []
+    """Process ids of the children that were handed the GPU so far."""
+    return pids(state, "starts")
 
 
 def test_facts_come_from_the_child_and_start_it_once(start: Start, tmp_path: Path) -> None:
@@ -200,6 +207,32 @@ def test_wrong_result_is_an_ordinary_reply(start: Start, tmp_path: Path) -> None
     assert len(starts(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("phase", ["load", "first_launch", "verify", "measure"])
+def test_child_killed_from_outside_blames_no_candidate(start: Start, tmp_path: Path, phase: str) -> None:
+    """A11: whoever sent SIGKILL (an operator, a machine short of memory), the trial is to be tried again."""
+    child = start()
+    with pytest.raises(WorkerLost, match=f"SIGKILL in phase {phase}"):
+        child.evaluate(evaluate_job(f"shot@{phase}"))
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 2
+
+
+def test_candidate_that_looks_wrong_by_a_damaged_reference_is_judged_again(start: Start, tmp_path: Path) -> None:
+    """B3: the kernel before it wrote over the reference; the healthy one must not pay for it."""
+    child = start()
+    assert child.evaluate(evaluate_job("damages")).outcome is Outcome.MEASURED
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 2
+
+
+def test_candidate_that_damages_the_reference_is_wrong_and_its_child_is_replaced(start: Start, tmp_path: Path) -> None:
+    """In a child that has run nothing else there is nobody else to blame."""
+    child = start()
+    assert child.evaluate(evaluate_job("damages-and-shows")).outcome is Outcome.WRONG_RESULT
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 2
+
+
 def test_child_is_replaced_after_max_trials(start: Start, tmp_path: Path) -> None:
     """Whatever modules leave behind cannot pile up."""
     child = start(max_trials=2)
@@ -236,6 +269,95 @@ def test_child_lost_twice_before_the_candidate_ran_makes_the_gpu_unavailable(sta
     """Two children in a row: the fault lies elsewhere."""
     with pytest.raises(GpuUnavailable, match="before any candidate had run"):
         start().evaluate(evaluate_job("always-in-baseline"))
+
+
+# ---------------------------------------------------------------------- spares
+
+
+def _recovery_s(child: GpuChild) -> float:
+    """Seconds from a sticky error to the next measurement."""
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert child.evaluate(evaluate_job("sticky")).outcome is Outcome.CRASHED
+    began = time.monotonic()
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    return time.monotonic() - began
+
+
+def test_spare_saves_the_import_when_a_child_is_replaced(start: Start, tmp_path: Path) -> None:
+    """The import takes 1 s here; with a spare the next candidate does not wait for it."""
+    environ = {**os.environ, "FAKE_CHILD_STATE": str(tmp_path), "FAKE_CHILD_IMPORT_S": "1.0"}
+    with_spare = start(spares=1, environ=environ)
+    with_spare.facts()
+    _until(lambda: len(pids(tmp_path, "warm")) == 2)
+    assert _recovery_s(with_spare) < 0.8
+    with_spare.close()
+    assert _recovery_s(start(environ=environ)) > 1.0
+
+
+def test_spare_is_not_handed_the_gpu_before_it_is_needed(start: Start, tmp_path: Path) -> None:
+    """It is warm and has opened nothing: the card has one process of ours."""
+    child = start(spares=1)
+    child.facts()
+    _until(lambda: len(pids(tmp_path, "warm")) == 2)
+    child.evaluate(evaluate_job("good"))
+    assert len(starts(tmp_path)) == 1
+    assert len(pids(tmp_path, "born")) == 2
+
+
+def test_each_replacement_passes_its_own_health_check(start: Start, tmp_path: Path) -> None:
+    """A1: a spare that fails the check is not used; the next one is tried."""
+    child = start(spares=1)
+    child.facts()
+    (tmp_path / "sick").write_text("w")
+    assert child.evaluate(evaluate_job("sticky")).outcome is Outcome.CRASHED
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 3
+
+
+def test_dead_spare_is_noticed_and_replaced(start: Start, tmp_path: Path) -> None:
+    """Somebody killed it while it waited."""
+    child = start(spares=1)
+    child.facts()
+    _until(lambda: len(pids(tmp_path, "warm")) == 2)
+    spare = next(pid for pid in pids(tmp_path, "warm") if pid not in starts(tmp_path))
+    psutil.Process(spare).kill()
+    assert _gone(spare)
+    _until(lambda: child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED and not psutil.pid_exists(spare))
+    _until(lambda: len(pids(tmp_path, "warm")) == 3)
+    assert _recovery_s(child) < 2.0
+    assert spare not in starts(tmp_path)
+
+
+def test_spares_that_keep_dying_are_given_up(start: Start, tmp_path: Path) -> None:
+    """A machine without the memory for a second import still tunes, and does not import for ever."""
+    child = start(spares=1)
+    child.facts()
+    _until(lambda: len(pids(tmp_path, "warm")) == 2)
+    (tmp_path / "stillborn").touch()
+    psutil.Process(next(pid for pid in pids(tmp_path, "warm") if pid not in starts(tmp_path))).kill()
+
+    def evaluated_and_given_up() -> bool:
+        assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+        return len(pids(tmp_path, "born")) == 1 + MAX_DEATHS
+
+    _until(evaluated_and_given_up)
+    time.sleep(0.3)
+    assert evaluated_and_given_up()
+    (tmp_path / "stillborn").unlink()
+    assert _recovery_s(child) > 0
+
+
+def test_close_ends_the_spare_while_it_imports(start: Start, tmp_path: Path) -> None:
+    """No orphan, wherever it is."""
+    environ = {**os.environ, "FAKE_CHILD_STATE": str(tmp_path), "FAKE_CHILD_IMPORT_S": "0.5"}
+    child = start(spares=2, environ=environ)
+    child.facts()
+    _until(lambda: len(pids(tmp_path, "born")) == 3)
+    child.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path, "born"))
+
+
+# ---------------------------------------------------------------------- finals, stress builds, closing
 
 
 def test_final_leaves_out_the_finalist_that_fails_and_measures_the_others(start: Start) -> None:
@@ -279,7 +401,7 @@ def test_close_during_a_job_ends_it_at_once(start: Start) -> None:
     def run() -> None:
         try:
             child.evaluate(evaluate_job("hang"))
-        except GpuUnavailable as error:
+        except WorkerLost as error:
             ended.append(error)
 
     thread = threading.Thread(target=run)
@@ -289,7 +411,7 @@ def test_close_during_a_job_ends_it_at_once(start: Start) -> None:
     thread.join(timeout=10)
     assert time.monotonic() - began < 5
     assert "closed" in str(ended[0])
-    with pytest.raises(GpuUnavailable, match="closed"):
+    with pytest.raises(WorkerLost, match="closed"):
         child.evaluate(evaluate_job("good"))
 
 
@@ -306,7 +428,7 @@ def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "from tests.gpu.jobs import evaluate_job\n"
         "from tuner.gpu.host import GpuChild\n"
-        "child = GpuChild(0, child_module='tests.gpu.fake_child', uuid='GPU-fake')\n"
+        "child = GpuChild(0, child_module='tests.gpu.fake_child', uuid='GPU-fake', spares=1)\n"
         "child.facts()\n"
         "print('up', flush=True)\n"
         "child.evaluate(evaluate_job('forks'))\n"
@@ -317,8 +439,9 @@ def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         assert parent.stdout.readline() == b"up\n"
         grandchild = tmp_path / "grandchild"
         _until(lambda: grandchild.exists() and grandchild.read_text() != "")
+        _until(lambda: len(pids(tmp_path, "born")) == 2)
         parent.kill()
-    assert _gone(starts(tmp_path)[0])
+    assert all(_gone(pid) for pid in pids(tmp_path, "born"))
     assert _gone(int(grandchild.read_text()))
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.tuner.support import PROFILE, request, told, tune
+from tuner.engine.fake import FakeEngine
 from tuner.gpu import nvml
+from tuner.gpu.inventory import _facts_of_card
 from tuner.gpu.nvml import Card, throttle_names
+from tuner.records import CardState
+
+if TYPE_CHECKING:
+    from tuner.engine.base import DeviceFacts
 
 
 class FakeError(Exception):
@@ -30,6 +38,22 @@ class FakeNvml:
         self.processes: list[int] = []
         self.samples: list[tuple[int, int, int]] | None = []
         self.reasons = 0
+        self.clock_mhz = 1980
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95"
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> tuple[int, int]:
+        return 9, 0
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return self.clock_mhz
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         return uuid
@@ -115,3 +139,47 @@ def test_only_limits_that_slow_a_kernel_down_count(fake: FakeNvml) -> None:
     fake.reasons = 0x1 | 0x2 | 0x4 | 0x10 | 0x40
     bits = Card("GPU-1").throttle_bits()
     assert throttle_names(bits) == ("sw_power_cap", "hw_thermal_slowdown")
+
+
+def test_e9_throttled_card_has_the_profile_of_a_cool_one(fake: FakeNvml) -> None:
+    """E9: what checks and the model prune by is the highest clock that the card allows, never the one of the moment."""
+    cool = _facts_of_card(Card("GPU-1"))
+    fake.clock_mhz, fake.reasons = 345, 0x20 | 0x40
+    hot = _facts_of_card(Card("GPU-1"))
+    assert cool is not None
+    assert hot is not None
+    assert Card("GPU-1").read().sm_clock_mhz == 345
+    assert hot.profile == cool.profile
+    assert hot.profile.clock_mhz == 1980
+
+
+def test_e9_study_on_a_throttled_card_asks_and_rejects_the_same_configs() -> None:
+    """E9: 39 instead of 108 TFLOP/s at the moment is no reason to prune anything."""
+
+    class Throttled(FakeEngine):
+        """Its environment says that it runs at 345 MHz under a thermal limit."""
+
+        @property
+        def device(self) -> DeviceFacts:
+            """See Engine."""
+            facts = super().device
+            assert facts.environment is not None
+            hot = replace(facts.environment, sm_clock_mhz=345.0, throttle_reasons=("hw_thermal_slowdown",))
+            return replace(facts, environment=hot)
+
+    assert told(tune(request(20), Throttled(PROFILE))) == told(tune(request(20)))
+
+
+def test_energy_is_read_where_the_card_counts_it(fake: FakeNvml) -> None:
+    """None, not zero, for a card that does not."""
+    assert Card("GPU-1").energy_mj() is None
+    fake.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 123_456  # type: ignore[attr-defined]
+    assert Card("GPU-1").energy_mj() == 123_456
+
+
+def test_reading_becomes_a_record_with_the_limits_by_name(fake: FakeNvml) -> None:
+    """E2: what is stored with each round."""
+    fake.reasons = 0x4
+    assert Card("GPU-1").read().state() == CardState(
+        sm_clock_mhz=1980, memory_clock_mhz=1980, throttle_reasons=("sw_power_cap",)
+    )

@@ -11,7 +11,7 @@ from kernels.problem import GemmProblem
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tests.gpu import planted  # noqa: E402
-from tuner.gpu.inputs import GuardedOutput, make_cases, row_chunks  # noqa: E402
+from tuner.gpu.inputs import POISON_BITS, GuardedOutput, make_cases, row_chunks  # noqa: E402
 from tuner.gpu.referee import Referee, Verdict, compare, is_plausible  # noqa: E402
 from tuner.records import Outcome  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_right_kernel_passes_in_all_shapes(shape: str, dtype: str) -> None:
     """The bound must not refuse float32 accumulation in another order."""
     verdict = verify(float32_product, shape=shape, dtype=dtype)
     assert verdict.outcome is None, verdict.reason
-    assert verdict.launches == 9
+    assert verdict.launches == 5 + 6
     assert verdict.max_rel_error == pytest.approx({"bf16": 1.65e-3, "fp16": 2.07e-4}[dtype], rel=0.1)
 
 
@@ -97,7 +97,7 @@ def test_check_after_timing_compares_with_the_verified_output() -> None:
 def test_small_integers_allow_no_error_at_all() -> None:
     """Sums are exact, so one unit in the last place is a fault there, and within the bound elsewhere."""
     judge = referee()
-    normal, integers, _ = judge.cases
+    normal, integers = judge.cases[:2]
     for case, wrong in ((normal, 0), (integers, 1)):
         float32_product(case.a, case.b, judge.output.d)
         assert compare(case, judge.output.d, judge.problem.dtype).wrong == 0
@@ -115,6 +115,80 @@ def test_large_magnitudes_stay_in_range_of_the_output_only(dtype: str) -> None:
     largest = float(judge.output.d.float().abs().max())
     assert math.isfinite(largest)
     assert largest > {"bf16": 2.0**100, "fp16": 2.0**13}[dtype]
+
+
+INPUTS_THAT_SHOW_IT = {
+    "flushes_subnormal_inputs": "subnormal",
+    "swallows_nan": "inf and NaN",
+    "saturates": "inf and NaN",
+    "leaks_nan": "inf and NaN",
+    "leaves_rows_of_nan": "inf and NaN",
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", INPUTS_THAT_SHOW_IT)
+def test_fault_that_ordinary_numbers_hide_shows_on_special_inputs(name: str, dtype: str) -> None:
+    """B1: right for normal numbers, integers and large magnitudes; the other inputs are there for these."""
+    verdict = verify(planted.WRONG[name], dtype=dtype)
+    assert verdict.outcome is Outcome.WRONG_RESULT
+    assert verdict.reason.endswith(f"inputs: {INPUTS_THAT_SHOW_IT[name]}")
+
+
+def test_subnormal_results_are_rounded_not_flushed() -> None:
+    """fp16: most of D is subnormal; a flush to zero is refused, rounding to nearest even passes bit for bit."""
+    judge = referee(dtype="fp16")
+    case = judge.cases[3]
+    float32_product(case.a, case.b, judge.output.d)
+    tiny = torch.finfo(torch.float16).smallest_normal
+    assert case.exact
+    assert float((judge.output.d.abs() < tiny).float().mean()) > 0.5
+    assert len(judge.output.d.unique()) > 100
+    assert verify(planted.flushes_subnormal_outputs, dtype="fp16").reason.endswith("inputs: subnormal")
+
+
+@pytest.mark.parametrize(("dtype", "top"), [("bf16", 2.0**-126), ("fp16", 2.0**-14)])
+def test_subnormal_inputs_are_subnormal_and_their_products_are_not(dtype: str, top: float) -> None:
+    """Flushing the inputs must be all that can go wrong."""
+    case = referee(dtype=dtype).cases[3]
+    assert 0 < float(case.a.abs().max().double()) < top
+    assert len(case.a.unique()) > 100
+    assert float(case.b[case.b != 0].abs().min().double()) * float(case.a[case.a != 0].abs().min().double()) > 2.0**-126
+
+
+def test_infinities_and_nan_touch_few_rows_and_columns() -> None:
+    """The rest of D is compared as ever; what is not finite is there in three kinds."""
+    judge = referee()
+    case = judge.cases[4]
+    float32_product(case.a, case.b, judge.output.d)
+    d = judge.output.d
+    assert bool(d.isnan().any())
+    assert bool((d == math.inf).any())
+    assert bool((d == -math.inf).any())
+    assert float(d.isfinite().float().mean()) > 0.8
+    assert case.special
+
+
+def test_one_row_of_a_stays_finite() -> None:
+    """M = 1: a NaN in the only row of A would make all of D NaN and prove nothing."""
+    case = referee(shape="1x512x256").cases[4]
+    assert bool(case.a.isfinite().all())
+    assert not bool(case.b.isfinite().all())
+
+
+def test_nan_of_a_legal_result_is_told_from_poison() -> None:
+    """Poison is NaN as well, with bits that no conversion makes: where it is left, nothing was written."""
+    judge = referee()
+    case = judge.cases[4]
+    judge.output.poison()
+    assert bool(judge.output.d.isnan().all())
+    assert compare(case, judge.output.d, judge.problem.dtype).wrong == judge.output.d.numel()
+    float32_product(case.a, case.b, judge.output.d)
+    assert compare(case, judge.output.d, judge.problem.dtype).wrong == 0
+    place = tuple(judge.output.d.isnan().nonzero()[0].tolist())
+    judge.output.bits[place] = POISON_BITS
+    found = compare(case, judge.output.d, judge.problem.dtype)
+    assert (found.wrong, found.first) == (1, place)
 
 
 def test_baseline_may_be_as_wrong_as_a_library_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernels import checkers
-from kernels.checkers import CheckReport, check, reduced_problem
-from kernels.config import Sm100GemmConfig
+from kernels.checkers import CheckReport, Instance, check, reduced_instances
+from kernels.config import Sm90GemmConfig, Sm100GemmConfig
 from kernels.devices import profile_named
 from kernels.errors import ConfigError, ToolchainError
 from kernels.problem import Dtype, GemmProblem
@@ -22,39 +23,46 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_reduced_problems_take_every_hand_over_of_a_legal_config() -> None:
-    """More tiles than accumulator slots, more stages than the ring, every side ragged, one cluster."""
+def test_reduced_instances_take_every_hand_over_of_a_legal_config() -> None:
+    """More tiles than accumulator slots, more stages than the ring; one cluster with ragged sides, two with whole."""
     rng = random.Random(7)
     for _ in range(300):
         config = random_legal(GemmProblem(m=4096, n=4096, k=4096), profile_named("b200"), rng)
         assert isinstance(config, Sm100GemmConfig)
-        problem, sm_count = reduced_problem(config, Dtype.FP16)
-        tiles_m, tiles_n = config.cluster_tiles(problem)
         rows, cols = config.cluster_tile
-        assert violation(problem, config, sm_count) is None
-        assert problem.dtype is Dtype.FP16
-        assert config.clusters(problem, sm_count) == 1
-        assert tiles_m * tiles_n > config.acc_stages
-        assert config.k_blocks(problem) == config.pipe_depth + 1
-        assert problem.m % rows
-        assert problem.n % cols
-        assert problem.k % config.blk_k
+        for clusters, instance in enumerate(reduced_instances(config, Dtype.FP16), start=1):
+            problem = instance.problem
+            tiles_m, tiles_n = config.cluster_tiles(problem)
+            assert violation(problem, config, instance.sm_count) is None
+            assert problem.dtype is Dtype.FP16
+            assert config.clusters(problem, instance.sm_count) == clusters
+            assert tiles_m * tiles_n > config.acc_stages * clusters
+            assert config.k_blocks(problem) == config.pipe_depth + 1
+            ragged = [problem.m % rows, problem.n % cols, problem.k % config.blk_k]
+            assert all(ragged) if clusters == 1 else not any(ragged)
 
 
 def _report(**answers: str) -> CheckReport:
     values = {"sync": "clean", "race": "clean", "numsim": "exact"} | answers
     config = Sm100GemmConfig()
-    problem, sm_count = reduced_problem(config)
+    instance = reduced_instances(config)[0]
     return CheckReport(
         config_key=config.key,
-        problem=problem,
-        sm_count=sm_count,
+        problem=instance.problem,
+        sm_count=instance.sm_count,
+        source_hash="0" * 64,
         fault="",
-        findings=(),
-        versions={},
-        seconds={},
+        findings=("race: error data_race",),
+        versions={"tirx-harness": "1"},
+        seconds={"sync": 1.5},
         **values,
     )
+
+
+def test_report_survives_storing() -> None:
+    """Through JSON and back, with nothing lost."""
+    report = _report(race="error")
+    assert CheckReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 def test_three_clean_answers_pass() -> None:
@@ -83,7 +91,7 @@ def test_missing_checkers_are_a_reason_and_never_a_verdict(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "install the extra 'verify'" in (checkers.available() or "")
     with pytest.raises(ToolchainError, match="extra 'verify'"):
-        check(Sm100GemmConfig())
+        check(Sm100GemmConfig(), reduced_instances(Sm100GemmConfig())[0])
 
 
 def test_a_machine_without_rust_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,13 +123,17 @@ ONE_CTA = Sm100GemmConfig(cta_group=1, **SMALL)
 PAIR = Sm100GemmConfig(**SMALL)
 
 
+def _ragged(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> Instance:
+    return reduced_instances(config, dtype)[0]
+
+
 @pytest.fixture(scope="module")
 def engine() -> None:
     """Skips, with the reason, where the engine cannot be used or built."""
     if reason := checkers.available():
         pytest.skip(reason)
     try:
-        check(ONE_CTA)
+        check(ONE_CTA, _ragged(ONE_CTA))
     except ToolchainError as error:
         pytest.skip(str(error))
 
@@ -152,7 +164,7 @@ class TestWithTheEngine:
     )  # fmt: skip
     def test_the_template_is_clean_and_exact(self, config: Sm100GemmConfig, dtype: Dtype) -> None:
         """No finding, and every bit right."""
-        report = check(config, dtype=dtype)
+        report = check(config, _ragged(config, dtype))
         assert report.passed, (report.sync, report.race, report.numsim, report.findings)
         assert set(report.versions) == {"tirx-harness", "apache-tvm", "rustc"}
 
@@ -161,11 +173,17 @@ class TestWithTheEngine:
     )
     def test_a_planted_fault_is_found(self, config: Sm100GemmConfig, fault: str) -> None:
         """The second passes synccheck and numsim, so racecheck has to see it."""
-        report = check(config, fault=fault)
+        report = check(config, _ragged(config), fault=fault)
         assert not report.passed
         assert report.findings
 
     def test_an_illegal_config_is_refused_before_the_engine_runs(self) -> None:
         """With the rule that it breaks."""
+        illegal = Sm100GemmConfig(pipe_depth=5)
         with pytest.raises(ConfigError, match="shared memory"):
-            check(Sm100GemmConfig(pipe_depth=5))
+            check(illegal, _ragged(illegal))
+
+    def test_a_hopper_config_is_refused(self) -> None:
+        """The tools reject wgmma, which must not read as a verdict."""
+        with pytest.raises(ConfigError, match="sm_100a kernels only"):
+            check(Sm90GemmConfig(), _ragged(ONE_CTA))  # type: ignore[arg-type]

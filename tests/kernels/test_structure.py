@@ -204,6 +204,26 @@ def without(kind: str, which: slice = slice(None)) -> Edit:
     return edit
 
 
+def twice(kind: str) -> Edit:
+    """Do the last call of one kind again."""
+
+    def edit(source: str) -> str:
+        line = _calls(source, kind)[-1]
+        return source.replace(line, f"{line}\n{line}", 1)
+
+    return edit
+
+
+def swapped(first: str, second: str) -> Edit:
+    """Exchange two calls that stand one after the other."""
+
+    def edit(source: str) -> str:
+        one, two = _calls(source, first)[-1], _calls(source, second)[-1]
+        return source.replace(f"{one}\n{two}", f"{two}\n{one}", 1)
+
+    return edit
+
+
 def last_wait_of_ring(source: str) -> str:
     """Leave out the wait of the producer's last lap: the one after its tile loop."""
     head, loop, tail = source.partition("for (int _stage")
@@ -261,6 +281,15 @@ EDITS: tuple[tuple[str, Case, Edit], ...] = (
     ("tcgen05 fence", BLACKWELL, without("fence_after_sync", slice(1, 2))),
     ("tensor memory", BLACKWELL, without("tmem_relinquish")),
     ("tensor memory", BLACKWELL, without("tmem_dealloc")),
+    ("tensor memory", BLACKWELL, twice("tmem_relinquish")),
+    ("tensor memory", BLACKWELL, twice("tmem_dealloc")),
+    ("tensor memory", BLACKWELL, swapped("tmem_relinquish", "tmem_dealloc")),
+    ("exit store wait", BLACKWELL, without("bulk_wait")),
+    ("mma issuer", BLACKWELL, substitute(r"(< 1\) & .*\n +)if \(\w+elect_one_sync_op\(\)\) \{", r"\1if (1) {")),
+    ("mma issuer", BLACKWELL, substitute(r"(\(warp_id_in_cta & 3\) < 1\)) & \(.* == 0\)\) \{", r"\1) {")),
+    ("accumulator start", BLACKWELL, substitute(r"\(0 < k_1\)\)", "(bool)1)")),
+    ("accumulator start", BLACKWELL, substitute(r"\(0 < k_1\)\)", "(0 < drain_stage_ptr[0]))")),
+    ("cta group", BLACKWELL, substitute(r"tcgen05\.mma\.cta_group::2", "tcgen05.mma.cta_group::1")),
     ("exit barrier", BLACKWELL, without("cluster_sync", slice(1, 2))),
     ("stage drain", BLACKWELL, last_wait_of_ring),
 )  # fmt: skip

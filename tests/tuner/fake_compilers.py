@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -41,6 +43,26 @@ def do_sleep() -> None:
 def do_abort() -> None:
     print("LLVM ERROR: cannot select", file=sys.stderr, flush=True)
     os.abort()
+
+
+def do_shot() -> None:
+    """As the kernel does to a process when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def do_nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def do_litter(sleeps: bool) -> str:
+    """Leaves a temporary file, as a killed nvcc does."""
+    handle, name = tempfile.mkstemp()
+    os.close(handle)
+    print(name, file=sys.stderr, flush=True)
+    if sleeps:
+        do_sleep()
+    return name
 
 
 def do_fork_and_sleep(pid_file: str) -> None:
@@ -80,20 +102,3 @@ def do_toolchain() -> None:
     from kernels.errors import ToolchainError
 
     raise ToolchainError("no nvcc: install the tuner extra")
-
-
-def compile_kernel(problem: Any, config: Any, sm_count: int) -> Any:
-    """A compile function with the signature of the real one; the pipeline depth says what goes wrong."""
-    from tuner.engine.base import CompileJob
-    from tuner.engine.fake import fake_kernel
-
-    if config.pipe_depth == 9:
-        do_abort()
-    if config.pipe_depth == 10:
-        do_sleep()
-    if config.pipe_depth == 11:
-        from kernels.errors import CompileError
-
-        raise CompileError("nvcc for sm_90a failed: bad", log_tail="line 7: error")
-    job = CompileJob(problem=problem, config=config, sm_count=sm_count)
-    return fake_kernel(job, spill_bytes=64 if config.pipe_depth == 12 else 0)

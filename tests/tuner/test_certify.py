@@ -1,10 +1,11 @@
-"""Checks of a winner: structure, stress builds, memory; with a stub pool, child and sanitizer."""
+"""Checks of a winner: structure, stress builds, soak, memory; with a stub pool, child, soak and sanitizer."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,38 @@ import pytest
 from kernels.stress import stress_builds
 from tests.tuner.support import PROBLEM, STARTING
 from tuner.engine.base import CertifyJob, CertifyReply, CompileJob
-from tuner.engine.certify import Certification
+from tuner.engine.certify import Apart, Certification
 from tuner.engine.compile_pool import PoolReply
 from tuner.engine.fake import fake_kernel
 from tuner.gpu.jobs import StressJob, StressReply
-from tuner.gpu.memcheck import MemcheckReport, read_report
+from tuner.gpu.memcheck import SanitizerReport, read_report
+from tuner.gpu.soak import SoakJob, SoakReport
 from tuner.records import Outcome, Verdict
 
-JOB = CertifyJob(problem=PROBLEM, config=STARTING[0], sm_count=132, seed=7)
+BUILT = fake_kernel(CompileJob(problem=PROBLEM, config=STARTING[0], sm_count=132))
+JOB = CertifyJob(
+    problem=PROBLEM,
+    config=STARTING[0],
+    sm_count=132,
+    module_path=Path("published.so"),
+    module_sha256=BUILT.sha256,
+    source_hash=BUILT.source_hash,
+    seed=7,
+)
 
 
 class StubPool:
     """Compiles nothing: answers at once, with planted findings or a planted failure."""
 
-    def __init__(self, *, findings: tuple[str, ...] = (), fails_from: int = 99) -> None:
-        self.findings, self.fails_from = findings, fails_from
+    def __init__(
+        self,
+        *,
+        findings: tuple[str, ...] = (),
+        unjudged: tuple[str, ...] = (),
+        fails_from: int = 99,
+        edited: bool = False,
+    ) -> None:
+        self.findings, self.unjudged, self.fails_from, self.edited = findings, unjudged, fails_from, edited
         self.submitted: list[tuple[Any, ...]] = []
 
     def submit(self, *arguments: Any) -> Future[PoolReply]:
@@ -43,6 +61,9 @@ class StubPool:
         object.__setattr__(kernel, "module", module)
         object.__setattr__(kernel, "sha256", hashlib.sha256(module).hexdigest())
         object.__setattr__(kernel, "findings", self.findings if check else None)
+        object.__setattr__(kernel, "unjudged", self.unjudged)
+        if self.edited:
+            object.__setattr__(kernel, "source_hash", "of a template that was edited")
         future.set_result(PoolReply(kind="value", value=kernel))
         return future
 
@@ -67,74 +88,124 @@ class StubChild:
         return StressReply(outcome=None, launches=job.launches * len(job.builds), gpu_s=0.5)
 
 
-def run(pool: StubPool, child: StubChild, report: MemcheckReport) -> tuple[CertifyReply, list[dict[str, Any]]]:
-    """Certify with stubs; also what memcheck was asked to launch."""
-    launches: list[dict[str, Any]] = []
+SOAKED = SoakReport(verdict=Verdict.CLEAN, detail="10000 launches in a fresh process", gpu_s=2.0)
+CLEAN = SanitizerReport(ran=True, errors=0, version="2025.3.1")
 
-    def memcheck(asked: list[dict[str, Any]]) -> MemcheckReport:
-        launches.extend(asked)
+
+@dataclass
+class Asked:
+    """What the checks in processes of their own were asked for."""
+
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    soaks: list[SoakJob] = field(default_factory=list)
+
+
+def run(
+    pool: StubPool, child: StubChild, report: SanitizerReport = CLEAN, soaked: SoakReport = SOAKED
+) -> tuple[CertifyReply, Asked]:
+    """Certify with stubs."""
+    asked = Asked()
+
+    def memcheck(launches: list[dict[str, Any]]) -> SanitizerReport:
+        asked.launches.extend(launches)
         return report
+
+    def soak(job: SoakJob) -> SoakReport:
+        asked.soaks.append(job)
+        return soaked
 
     work = Certification(pool, JOB)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         built = work.build(Path(folder))
-        reply = built if isinstance(built, CertifyReply) else work.run(child, *built, memcheck=memcheck)
-    return reply, launches
-
-
-CLEAN = MemcheckReport(ran=True, errors=0, version="2025.3.1")
+        apart = Apart(memcheck=memcheck, soak=soak)
+        return built if isinstance(built, CertifyReply) else work.run(child, *built, apart), asked
 
 
 def test_winner_that_passes_every_check_is_certified() -> None:
-    """All stress builds run on their own problems, and memcheck launches the two shortest kinds."""
+    """All stress builds run on their own problems, the published file is soaked, memcheck launches the plain builds."""
     child = StubChild()
-    reply, launches = run(StubPool(), child, CLEAN)
+    reply, asked = run(StubPool(), child)
     assert reply.certified
-    assert [check.name for check in reply.checks] == ["structure", "stress", "memcheck"]
+    assert [check.name for check in reply.checks] == ["structure", "stress", "soak", "memcheck"]
     planned = stress_builds(PROBLEM, STARTING[0], 132)
     assert [build.problem for build in child.jobs[0].builds] == [build.problem for build in planned]
-    assert "700 launches right" in reply.checks[1].detail
-    assert {launch["k"] for launch in launches} == {build.problem.k for build in planned if not build.delays_ns}
-    assert reply.checks[2].tool == "compute-sanitizer 2025.3.1"
+    assert f"{100 * len(planned)} launches right" in reply.checks[1].detail
+    assert "20 builds with delays" in reply.checks[1].detail
+    assert [(job.module_path, job.module_sha256) for job in asked.soaks] == [(JOB.module_path, JOB.module_sha256)]
+    assert sum(asked.soaks[0].launches.values()) == 10_000
+    assert {launch["k"] for launch in asked.launches} == {b.problem.k for b in planned if not b.delays_ns}
+    assert reply.checks[3].tool == "compute-sanitizer 2025.3.1"
+    assert reply.gpu_s == 0.5 + SOAKED.gpu_s
 
 
 def test_broken_structural_rule_stops_before_the_gpu_is_used() -> None:
     """The finding is the reason."""
     child = StubChild()
-    reply, launches = run(StubPool(findings=("store without fence: line 12",)), child, CLEAN)
+    reply, asked = run(StubPool(findings=("store without fence: line 12",)), child)
     assert not reply.certified
     assert reply.failure is not None
     assert (reply.failure.name, reply.failure.detail) == ("structure", "store without fence: line 12")
-    assert child.jobs == launches == []
+    assert child.jobs == asked.launches == asked.soaks == []
+
+
+def test_source_that_the_rules_cannot_judge_is_no_pass_and_no_failure() -> None:
+    """A new statement of a template is not a fault: the other checks go on, and the winner stays a candidate."""
+    child = StubChild()
+    reply, asked = run(StubPool(unjudged=("unknown instruction: line 7: red.async has no place",)), child)
+    assert not reply.certified
+    assert reply.failure is None
+    assert reply.checks[0].verdict is Verdict.NOT_RUN
+    assert reply.checks[0].detail.startswith("cannot judge: unknown instruction: line 7: red.async")
+    assert len(child.jobs) == len(asked.soaks) == 1
+
+
+def test_template_that_changed_since_the_trial_is_not_judged_in_its_place() -> None:
+    """A study that is resumed after an edit: the rules would read a source that nobody publishes."""
+    reply, _ = run(StubPool(edited=True), StubChild())
+    assert reply.checks[0].verdict is Verdict.NOT_RUN
+    assert "template has changed" in reply.checks[0].detail
+    assert not reply.certified
 
 
 def test_race_in_a_stress_build_is_a_failure_with_its_reason() -> None:
-    """Memcheck does not run after it: it cannot see races and would only cost time."""
-    reply, launches = run(StubPool(), StubChild(fails_in="1 k-block"), CLEAN)
+    """Nothing runs after it: the soak and memcheck would only cost time."""
+    reply, asked = run(StubPool(), StubChild(fails_in="1 k-block"))
     assert reply.failure is not None
     assert "WRONG_RESULT: 200 of 9732096 elements wrong" in reply.failure.detail
-    assert launches == []
+    assert asked.launches == asked.soaks == []
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        MemcheckReport(ran=False, detail="compute-sanitizer is not installed"),
-        MemcheckReport(ran=False, detail="timeout"),
-    ],
-)
-def test_check_that_could_not_run_is_no_pass_and_no_failure(report: MemcheckReport) -> None:
+def test_winner_that_fails_its_soak_is_refused() -> None:
+    """B2: right a hundred times, wrong in one of ten thousand."""
+    detail = "launched on two streams: 1 launches gave another result"
+    reply, asked = run(StubPool(), StubChild(), soaked=SoakReport(verdict=Verdict.FAILED, detail=detail))
+    assert not reply.certified
+    assert reply.failure is not None
+    assert (reply.failure.name, reply.failure.detail) == ("soak", detail)
+    assert asked.launches == []
+
+
+def test_soak_that_could_not_run_leaves_a_candidate() -> None:
+    """No memory for a second process, say: no pass, and nobody blames the kernel."""
+    reply, asked = run(StubPool(), StubChild(), soaked=SoakReport(verdict=Verdict.NOT_RUN, detail="no memory"))
+    assert not reply.certified
+    assert reply.failure is None
+    assert asked.launches != []
+
+
+@pytest.mark.parametrize("detail", ["compute-sanitizer is not installed", "timeout"])
+def test_check_that_could_not_run_is_no_pass_and_no_failure(detail: str) -> None:
     """The winner stays a candidate, and nobody blames it."""
-    reply, _ = run(StubPool(), StubChild(), report)
+    reply, _ = run(StubPool(), StubChild(), SanitizerReport(ran=False, detail=detail))
     assert not reply.certified
     assert reply.failure is None
     assert reply.checks[-1].verdict is Verdict.NOT_RUN
-    assert reply.checks[-1].detail == report.detail
+    assert reply.checks[-1].detail == detail
 
 
 def test_stress_build_that_does_not_compile_in_time_leaves_the_winner_unchecked() -> None:
     """A compile limit says nothing about the kernel."""
-    reply, _ = run(StubPool(fails_from=3), StubChild(), CLEAN)
+    reply, _ = run(StubPool(fails_from=3), StubChild())
     assert not reply.certified
     assert reply.failure is None
     assert "no end within 60 s" in reply.checks[-1].detail
@@ -152,4 +223,9 @@ def test_memcheck_report_is_clean_only_when_the_launches_were_right() -> None:
         version="1",
     )
     assert (found.ran, found.clean, found.errors) == (True, False, 3)
+    hazards = read_report(
+        "launch_once: all launches right\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n",
+        version="1",
+    )
+    assert (hazards.ran, hazards.errors) == (True, 2)
     assert found.detail.startswith("Invalid __global__ write of size 4 bytes | at gemm_kernel")

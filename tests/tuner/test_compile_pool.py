@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,7 +17,6 @@ from tuner.engine.compile_pool import CompilePool, CompilePoolOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 WAIT_S = 30.0
 
@@ -108,6 +108,33 @@ def test_a_compile_that_exits_is_reported_with_its_status(pool: CompilePool) -> 
     assert works(pool)
 
 
+def test_a_compile_killed_from_outside_is_lost_and_blames_nobody(pool: CompilePool) -> None:
+    """A11: SIGKILL comes from an operator, or from a machine short of memory; the job may be tried again."""
+    reply = pool.submit("shot").result(WAIT_S)
+    assert reply.kind == "lost"
+    assert "SIGKILL" in reply.reason
+    assert works(pool)
+
+
+def test_time_in_the_queue_is_not_charged(pool: CompilePool) -> None:
+    """Three jobs of 0.4 s behind one another: the last one waits for 0.8 s and has its whole second of limit."""
+    replies = [pool.submit("nap", 0.4) for _ in range(3)]
+    assert [reply.result(WAIT_S).kind for reply in replies] == ["value"] * 3
+
+
+def test_files_of_a_killed_compile_are_removed(pool: CompilePool) -> None:
+    """A compiler that is killed cannot tidy up after itself."""
+    kept = Path(pool.submit("litter", False).result(WAIT_S).value)
+    assert kept.exists()
+    assert kept.parent.name.startswith("gemm-tuner-compile-")
+    reply = pool.submit("litter", True).result(WAIT_S)
+    assert reply.kind == "late"
+    left = Path(reply.reason.split()[-1])
+    assert left.parent == kept.parent
+    assert works(pool)  # on a fresh worker: the old one has been put away
+    assert not kept.parent.exists()
+
+
 def test_a_missing_compiler_is_the_machines_fault(pool: CompilePool) -> None:
     """No candidate is blamed when there is no compiler at all."""
     with pytest.raises(EngineError, match="no nvcc"):
@@ -128,6 +155,15 @@ def test_dropping_takes_queued_jobs_back_and_stops_running_ones(pool: CompilePoo
     assert time.monotonic() - started_s < 0.9
     assert gone(pid)
     assert works(pool)
+
+
+def test_dropping_a_job_that_has_just_ended_harms_no_other(pool: CompilePool) -> None:
+    """A24: the next job must not get the worker that was killed for the dropped one."""
+    ended = pool.submit("nap", 0.1)
+    ended.add_done_callback(lambda future: pool.drop([future]))
+    behind = pool.submit("echo", 2)
+    assert ended.result(WAIT_S).kind == "value"
+    assert behind.result(WAIT_S).kind == "value"
 
 
 def test_a_function_that_cannot_be_imported_is_said_so() -> None:

@@ -1,21 +1,47 @@
-"""Faults in a random mix: each gets its outcome and a reason, healthy trials are left alone, the winner is healthy."""
+"""Each injected fault gets its outcome and a reason, healthy trials are left alone, the winner is healthy."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tests.tuner.support import PROBLEM, STARTING, fake, request, tune
-from tuner.engine.faults import COMPILE_FAULTS, OUTCOME_OF, Fault, FaultKind, FaultPlan
-from tuner.records import Outcome, State
+from db.database import Database
+from db.errors import DatabaseBusy
+from tests.soak import faults as soak
+from tests.soak.studies import study_of, trials_of
+from tests.tuner.support import PROBLEM, PROFILE, STARTING, fake, request, told, tune
+from tuner.engine.fake import FakeEngine, FakeOptions
+from tuner.engine.faults import (
+    CHECK_OF,
+    COMPILE_FAULTS,
+    IN_ONE_LAUNCH,
+    OUTCOME_OF,
+    TRIAL_LAUNCHES,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    OtherWriter,
+    Shows,
+)
+from tuner.records import Evidence, Outcome, State
+from tuner.store import StudyRecorder, write
 
-KINDS = (*OUTCOME_OF, FaultKind.CHILD_KILLED)
+if TYPE_CHECKING:
+    from pathlib import Path
+
 HEALTHY = (Outcome.MEASURED, Outcome.STOPPED_EARLY)
+
+
+def of_fourth(kind: FaultKind, **fields: object) -> FaultPlan:
+    """The fourth starting config has this fault."""
+    return FaultPlan(by_key={STARTING[3].key: Fault(kind=kind, **fields)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", list(OUTCOME_OF))
 def test_each_fault_gets_its_outcome_and_the_next_trial_runs_normally(kind: FaultKind) -> None:
     """A1, A3, A4, A6, A9, B2, B3, B5: the reason names the config, the shape and, on the GPU, the card."""
-    engine = fake(faults=FaultPlan(by_key={STARTING[3].key: Fault(kind=kind)}))
+    engine = fake(faults=of_fourth(kind))
     result = tune(request(10), engine)
     trial = result.trials[3]
     assert trial.outcome is OUTCOME_OF[kind]
@@ -29,35 +55,119 @@ def test_each_fault_gets_its_outcome_and_the_next_trial_runs_normally(kind: Faul
     assert result.winner.number != 3
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_100_faults_in_a_random_mix_each_get_their_outcome_and_the_winner_is_healthy(sampler: str) -> None:
-    """More than half of the candidates misbehave in one of 17 ways; the job ends with its whole budget measured."""
-    faults = FaultPlan(rates={kind: 0.55 / len(KINDS) for kind in KINDS}, seed=11)
-    result = tune(request(110, sampler=sampler), fake(faults=faults))
-    injected = 0
-    for trial in result.trials:
-        fault = faults.of(trial.config.key)
-        if fault is None or fault.kind is FaultKind.CHILD_KILLED:
-            assert trial.outcome in (*HEALTHY, Outcome.REJECTED), trial.reason
-        else:
-            assert trial.outcome in (OUTCOME_OF[fault.kind], Outcome.REJECTED), trial.reason
-            assert trial.reason
-        injected += fault is not None
-    assert injected >= 100
-    assert result.state is State.DONE
-    assert sum(trial.outcome.counts_against_budget for trial in result.trials) == 110
+def best_of(trials: int) -> str:
+    """Key of the config that wins when nothing is at fault."""
+    winner = tune(request(trials)).winner
+    assert winner is not None
+    return winner.config.key
+
+
+@pytest.mark.parametrize("kind", sorted(CHECK_OF))
+def test_winner_with_a_fault_that_only_a_check_finds_is_replaced(kind: FaultKind) -> None:
+    """B1: right in every comparison at its own size."""
+    best = best_of(12)
+    result = tune(request(12), fake(faults=FaultPlan(by_key={best: Fault(kind=kind)})))
     assert result.winner is not None
-    winners_fault = faults.of(result.winner.config.key)
-    assert winners_fault is None or winners_fault.kind is FaultKind.CHILD_KILLED
+    assert result.winner.config.key != best
+    assert f"failed its {CHECK_OF[kind]} check" in result.reason
+
+
+def test_when_every_finalist_fails_a_check_the_next_fastest_has_its_turn() -> None:
+    """B1: a family of racy configs may be the fastest; behind them are healthy ones."""
+    ranked = sorted(
+        (t for t in tune(request(24)).trials if t.outcome is Outcome.MEASURED), key=lambda t: t.time_us or 0.0
+    )
+    racy = {trial.config.key: Fault(kind=FaultKind.RACES_WHEN_STRESSED) for trial in ranked[:-1]}
+    result = tune(request(24), fake(faults=FaultPlan(by_key=racy)))
+    assert result.state is State.DONE
+    assert result.winner is not None
+    assert result.winner.config.key not in racy
+    assert Evidence.CHECKED in result.evidence
+    assert result.reason.count("failed its stress check") >= 8
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_worker_lost_during_the_checks_is_replaced(times: int) -> None:
+    """A11: a lost worker is no verdict, and the winner still gets its checks."""
+    killed = FaultPlan(by_key={best_of(12): Fault(kind=FaultKind.CHILD_KILLED, phase="certify", times=times)})
+    result = tune(request(12), fake(faults=killed))
+    assert Evidence.CHECKED in result.evidence
+
+
+@pytest.mark.parametrize("kind", sorted(IN_ONE_LAUNCH))
+def test_fault_in_a_late_launch_shows_in_the_final_and_does_not_win(kind: FaultKind) -> None:
+    """B2: a trial takes fewer launches than a final."""
+    best = best_of(12)
+    late = Fault(kind=kind, launch=TRIAL_LAUNCHES + 1)
+    result = tune(request(12), fake(faults=FaultPlan(by_key={best: late})))
+    assert result.winner is not None
+    assert result.winner.config.key != best
+    assert f"failed in the final as {OUTCOME_OF[kind]}" in result.reason
+    assert result.aa_ratio is not None
+
+
+def test_100_faults_in_a_random_mix_each_get_their_outcome_and_the_winner_is_healthy() -> None:
+    """More than half of the candidates misbehave in one of all ways; each job ends with its whole budget measured."""
+    report = soak.run(100, trials=30)
+    assert report["problems"] == []
+    assert report["faults"] >= 100
+    assert report["processes_left"] == []
+
+
+def test_study_that_a_full_disk_ends_goes_on_where_it_stopped() -> None:
+    """Nobody is to blame, nothing is lost, and the study is the one that never stopped."""
+    engine = fake(faults=of_fourth(FaultKind.DISK_FULL))
+    stopped = tune(request(12), engine)
+    assert "no space left on device" in stopped.reason
+    assert 3 not in {trial.number for trial in stopped.trials}
+    resumed = tune(request(12), engine, resume_from=stopped.trials)
+    assert told(resumed) == told(tune(request(12)))
+
+
+def test_trial_is_saved_although_another_writer_holds_the_database(tmp_path: Path) -> None:
+    """The other writer holds it for longer than a transaction waits; the study does not notice."""
+    file = tmp_path / "tuner.db"
+    options = FakeOptions(faults=of_fourth(FaultKind.DATABASE_LOCKED, times=3), lock_s=0.2)
+    with Database.open(f"sqlite:///{file}", busy_timeout_s=0.02) as database:
+        engine = FakeEngine(PROFILE, options=options, database=file)
+        study_id = study_of(database, request(8))
+        recorder = StudyRecorder(database, study_id, request(8), engine.device)
+        result = tune(request(8), engine, recorder=recorder)
+        engine.close()
+        assert [trial.number for trial in trials_of(database, study_id)] == [trial.number for trial in result.trials]
+    assert told(result) == told(tune(request(8)))
+
+
+def test_other_writer_really_locks_the_database(tmp_path: Path) -> None:
+    """Without patience, the save would be lost."""
+    file = tmp_path / "tuner.db"
+    with Database.open(f"sqlite:///{file}", busy_timeout_s=0.02) as database:
+        other = OtherWriter(file)
+        other.hold(0.3)
+        with pytest.raises(DatabaseBusy):
+            write(database, lambda session: None, patience_s=0.0)
+        write(database, lambda session: None, patience_s=30.0)
+        other.close()
 
 
 def test_fault_plan_gives_a_config_the_same_fault_on_every_run() -> None:
-    """Equal seeds, equal faults; rates are met within chance."""
-    one, same, other = (FaultPlan(rates={FaultKind.HANGS: 0.3}, seed=seed) for seed in (1, 1, 2))
+    """Equal seeds, equal faults; rates are met within chance; late launches and every phase are among them."""
+    one, same, other = (FaultPlan(rates={FaultKind.FAULTS: 0.3}, seed=seed) for seed in (1, 1, 2))
     keys = [f"config {index}" for index in range(2000)]
     assert [one.of(key) for key in keys] == [same.of(key) for key in keys]
     assert [one.of(key) for key in keys] != [other.of(key) for key in keys]
     assert 500 < sum(one.of(key) is not None for key in keys) < 700
+    drawn = [fault for key in keys if (fault := one.of(key)) is not None]
+    assert {fault.shows for fault in drawn} == {Shows.TRIAL, Shows.FINAL}
+    assert {fault.phase for fault in drawn} >= {"compile", "baseline", "measure", "final", "certify"}
+
+
+def test_every_fault_says_where_it_shows() -> None:
+    """A kind without an outcome, a check or a word in its favour would be a hole in the soak."""
+    shows = {kind: Fault(kind=kind).shows for kind in FaultKind}
+    assert {kind for kind, where in shows.items() if where is Shows.TRIAL} == set(OUTCOME_OF)
+    assert {kind for kind, where in shows.items() if where is Shows.CERTIFYING} == set(CHECK_OF)
+    assert {kind for kind, where in shows.items() if where is Shows.NOWHERE} == soak.HARMLESS
 
 
 def test_rates_above_one_are_refused() -> None:

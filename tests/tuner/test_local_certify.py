@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernels.artifacts import ArtifactStore
-from tests.tuner.support import PROBLEM, PROFILE, STARTING
-from tests.tuner.test_certify import CLEAN, StubChild, StubPool
+from tests.tuner.support import PROFILE
+from tests.tuner.test_certify import CLEAN, JOB, SOAKED, StubChild, StubPool
 from tuner.engine import local
-from tuner.engine.base import CertifyJob
 from tuner.engine.compile_pool import CompilePoolOptions
 from tuner.engine.fake import fake_device
 from tuner.engine.local import LocalEngine, LocalMachine, LocalOptions
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 30.0
 DEVICE = fake_device(PROFILE)
-JOB = CertifyJob(problem=PROBLEM, config=STARTING[0], sm_count=132, seed=7)
 
 
 class HeldPool(StubPool):
@@ -71,6 +69,7 @@ class ClosableChild(StubChild):
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
     """An engine with one stub GPU, a pool that is held, and a sanitizer that finds nothing."""
     monkeypatch.setattr(local, "memcheck", lambda launches, device: CLEAN)
+    monkeypatch.setattr(local, "soak", lambda job, device: SOAKED)
     machine = LocalMachine(
         LocalOptions(compile=CompilePoolOptions(processes=1)),
         ArtifactStore(tmp_path / "artifacts"),
@@ -98,7 +97,7 @@ def test_gpu_serves_others_while_the_builds_compile(engine: LocalEngine) -> None
     pool_of(engine).go.set()
     reply = certifying.result(WAIT_S)
     assert reply.certified
-    assert [check.name for check in reply.checks] == ["structure", "stress", "memcheck"]
+    assert [check.name for check in reply.checks] == ["structure", "stress", "soak", "memcheck"]
 
 
 def test_dropped_certification_takes_its_compiles_back(engine: LocalEngine) -> None:

@@ -74,7 +74,7 @@ def test_winner_is_the_best_of_what_was_measured() -> None:
     assert engine.cost_us(PROBLEM, result.winner.config) <= min(costs) * 1.01
     assert result.winner.number == result.tie_set[0]
     assert result.evidence == (Evidence.MEASURED, Evidence.NUMERIC, Evidence.CHECKED)
-    assert [check.verdict for check in result.checks] == [Verdict.CLEAN] * 3
+    assert [check.verdict for check in result.checks] == [Verdict.CLEAN] * 4
 
 
 def test_winner_that_races_when_stressed_is_replaced_by_the_next() -> None:

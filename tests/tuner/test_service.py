@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -20,7 +16,6 @@ from db import queries
 from db.database import Database
 from db.models import Job, Study
 from kernels.artifacts import ArtifactStore
-from kernels.problem import Dtype
 from search_space.request import Budget, TuneRequest
 from tests.tuner.support import PROBLEM, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes
@@ -275,104 +270,6 @@ def test_dead_owner_is_told_from_a_living_one(tmp_path: Path) -> None:
     one.close()
 
 
-# ---------------------------------------------------------------------- kill -9
-
-
-class Nursery:
-    """Starts and kills tuner processes of their own, on the fake engine with a few milliseconds for each trial."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._arguments = ["--engine", "fake", "--database-url", settings.database_url]
-        self._arguments += ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tuner.tuner_nursery"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "GEMM_TUNER_FAKE_SCALE": "0.005", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-
-    def start(self) -> int:
-        """Start a tuner; returns its process number."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(self._arguments), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def end(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal and wait until the process is gone."""
-        os.kill(pid, number)
-        deadline_s = time.monotonic() + WAIT_S
-        while os.path.exists(f"/proc/{pid}"):
-            assert time.monotonic() < deadline_s, "the process did not end"
-            time.sleep(0.005)
-
-    def close(self) -> None:
-        """End the process that starts the others."""
-        self._process.communicate()
-
-
-@pytest.fixture
-def nursery(settings: Settings) -> Iterator[Nursery]:
-    """A way to start tuners."""
-    made = Nursery(settings)
-    yield made
-    made.close()
-
-
-def test_tuner_killed_at_ten_random_moments_loses_no_trial_and_finds_the_same_winner(
-    settings: Settings, nursery: Nursery
-) -> None:
-    """A21: two studies, TPE and random; no finished trial lost, none twice, winners as without a kill."""
-    asked = [request(24, sampler=sampler) for sampler in ("tpe", "random")]
-    # Of another problem, so that the second study knows no revision before it.
-    asked[1] = replace(asked[1], problem=replace(asked[1].problem, dtype=Dtype.FP16))
-    expected = [tune(each, starting=None) for each in asked]
-    ids = submit(settings, *asked)
-    rng = random.Random(2)
-    seen: dict[tuple[str, int], str] = {}
-    with Database.open(settings.database_url) as database:
-        for _ in range(10):
-            saved_before = len(seen)
-            tuner = nursery.start()
-            target = saved_before + rng.randrange(1, 5)
-            deadline_s = time.monotonic() + WAIT_S
-            while len(stored(database, ids)) < target and time.monotonic() < deadline_s:
-                time.sleep(rng.random() * 0.02)
-            time.sleep(rng.random() * 0.03)
-            nursery.end(tuner, signal.SIGKILL)
-            now = stored(database, ids)
-            assert seen.items() <= now.items(), "a finished trial was lost or changed"
-            seen = now
-        tuner = nursery.start()
-        for study_id in ids:
-            wait_for(database, study_id, lambda study: study.state == "DONE")
-        nursery.end(tuner, signal.SIGTERM)
-        final = stored(database, ids)
-        assert seen.items() <= final.items()
-        for study_id, whole in zip(ids, expected, strict=True):
-            with database.read() as session:
-                rows = queries.trials_of_study(session, study_id)
-                study = queries.study(session, study_id)
-            assert [(row.number, row.config_key, row.outcome) for row in rows] == [
-                (trial.number, trial.config.key, trial.outcome.value) for trial in whole.trials
-            ]
-            assert study is not None
-            assert whole.winner is not None
-            assert study.best_trial == whole.winner.number
-
-
-def stored(database: Database, ids: list[str]) -> dict[tuple[str, int], str]:
-    """What is saved of each trial; the finishing time shows whether it was run again."""
-    with database.read() as session:
-        return {
-            (study_id, row.number): json.dumps([row.config_key, row.outcome, row.finished_at.isoformat()])
-            for study_id in ids
-            for row in queries.trials_of_study(session, study_id)
-        }
-
-
 # ---------------------------------------------------------------------- settings
 
 
@@ -389,6 +286,7 @@ def test_settings_are_read_from_the_environment_once() -> None:
     [
         ("GEMM_TUNER_COMPILE_PROCESSES", "two", "not an integer"),
         ("GEMM_TUNER_COMPILE_LIMIT_S", "-1", "above 0"),
+        ("GEMM_TUNER_GPU_SPARES", "-1", "at least 0"),
         ("GEMM_TUNER_ENGINE", "steam", "use one of local, fake"),
     ],
 )

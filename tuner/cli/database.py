@@ -14,9 +14,12 @@ from db.backup import backup as copy_database
 from db.backup import restore as restore_database
 from db.database import Database
 from db.queries import NewResult
+from kernels.arch import arch_named
 from kernels.config import config_from_dict
+from kernels.devices import default_profile
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import GemmProblem
+from kernels.rules import violation
 from tuner.cli.errors import UsageError
 from tuner.cli.output import Output
 
@@ -144,13 +147,21 @@ def _read_line(file: str, number: int, line: str) -> NewResult:
     if unknown := sorted(set(values) - known):
         raise UsageError(f"{place} has an unknown field {unknown[0]!r}")
     try:
-        GemmProblem(m=values["m"], n=values["n"], k=values["k"], dtype=values["dtype"], layout=values["layout"])
-        config_from_dict(values["arch"], values["config"])
+        problem = GemmProblem(**{name: values[name] for name in ("m", "n", "k", "dtype", "layout")})
+        config = config_from_dict(values["arch"], values["config"])
+        if broken := violation(problem, config, _sm_count(values)):
+            raise ConfigError(f"the config cannot serve {problem}: {broken}")
         created_at = datetime.fromisoformat(values.pop("created_at"))
         return NewResult(**values, created_at=created_at)
     except (KeyError, TypeError, ValueError, ProblemError, ConfigError) as error:
         detail = f"lacks {error}" if isinstance(error, KeyError) else f"is wrong: {error}"
         raise UsageError(f"{place} {detail}") from error
+
+
+def _sm_count(values: dict[str, Any]) -> int:
+    """SMs of the device of the result: as recorded, else of the data sheet."""
+    recorded = (values.get("environment") or {}).get("sm_count")
+    return recorded if isinstance(recorded, int) else default_profile(arch_named(values["arch"])).sm_count
 
 
 def _same(row: Result, new: NewResult) -> bool:

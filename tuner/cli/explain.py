@@ -31,7 +31,7 @@ LONGEST_NAME = 255
 def explain(args: argparse.Namespace, settings: Settings) -> int:
     """Exit status 0 for a legal config, 1 for one that cannot run. Raises UsageError, ConfigError, ProblemError."""
     problem = GemmProblem.parse(args.shape, dtype=args.dtype)
-    config = read_config(args.config, arch=args.arch or _arch_of_device(args.device))
+    config = read_config(args.config, arch=args.arch or arch_of_device(args.device))
     profile = profile_named(args.device) if args.device else default_profile(config.arch)
     if profile.arch is not config.arch:
         raise UsageError(f"{profile.name} runs {profile.arch.name}, the config is for {config.arch.name}")
@@ -143,5 +143,6 @@ def _plain(value: object) -> object:
     return " x ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _arch_of_device(device: str | None) -> str | None:
+def arch_of_device(device: str | None) -> str | None:
+    """The architecture of a device that was named, or None. Raises ConfigError for an unknown one."""
     return profile_named(device).arch.name if device else None

@@ -154,6 +154,8 @@ def _body(client: Client, args: argparse.Namespace, settings: Settings, problems
     }
     if args.effort:
         body["effort"] = args.effort
+    if args.protocol:
+        body["protocol"] = {"kind": args.protocol}
     return body
 
 

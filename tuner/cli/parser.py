@@ -7,6 +7,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from search_space.request import PROTOCOL_KINDS
 from tuner.cli.errors import UsageError
 from tuner.settings import ENGINES
 
@@ -39,6 +40,7 @@ def build_parser() -> Parser:
     _service_commands(commands)
     _job_commands(commands)
     _answer_commands(commands)
+    _reproduce_command(commands)
     _explain_commands(commands)
     _database_commands(commands)
     return parser
@@ -115,6 +117,9 @@ def _job_commands(commands: Any) -> None:
     tune.add_argument("--effort", choices=("quick", "normal", "full"), help="preset of trials and time")
     tune.add_argument("--seed", type=int, default=0, help="same seed, same answer (default 0)")
     tune.add_argument("--mode", choices=("measure", "model"), help="run on a GPU, or rank by the performance model")
+    tune.add_argument(
+        "--protocol", choices=PROTOCOL_KINDS, help="how to time: short bursts (default) or sustained load"
+    )
     tune.add_argument("--force", action="store_true", help="tune again although a finished study exists")
     tune.add_argument("--detach", action="store_true", help="with --url: print the job and return at once")
     _url(tune)
@@ -154,11 +159,30 @@ def _answer_commands(commands: Any) -> None:
     _url(export)
 
 
+def _reproduce_command(commands: Any) -> None:
+    reproduce = _command(
+        commands, "reproduce", "reproduce", "run", "measure stored results again on this machine's GPU"
+    )
+    reproduce.add_argument("targets", nargs="*", metavar="RESULT", help="result id, or a file of recorded measurements")
+    reproduce.add_argument("--all", action="store_true", help="every published result, the newest revision of each")
+    reproduce.add_argument("--device", metavar="NAME", help="with --all: only results of this device")
+    reproduce.add_argument("--limit", type=_positive, metavar="N", help="at most this many")
+    reproduce.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")
+    _url(reproduce)
+
+
 def _explain_commands(commands: Any) -> None:
     explain = _command(commands, "explain", "explain", "explain", "resources, rules and predicted time of a config")
     explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
     explain.add_argument("--shape", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)")
     _target(explain)
+    verify = _command(commands, "verify", "verify", "verify", "run every gate that needs no GPU on a config")
+    verify.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
+    verify.add_argument(
+        "shape", nargs="?", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)"
+    )
+    verify.add_argument("--force", action="store_true", help="run the checkers although a clean verdict is stored")
+    _target(verify)
 
 
 def _database_commands(commands: Any) -> None:

@@ -32,7 +32,7 @@ def record(args: argparse.Namespace, settings: Settings) -> None:
     except recorded.RecordError as error:
         raise UsageError(str(error), hint="name a new file, or one that `results record` wrote") from error
     with connected(args, settings) as client:
-        results = _newest(client, args.device)
+        results = newest_published(client, args.device)
         if not results:
             raise WorkFailed("no published result to record", hint="tune first: checked winners are published")
         protocol = client.study(results[0]["study_id"])["request"]["protocol"]
@@ -63,7 +63,7 @@ def table(args: argparse.Namespace, settings: Settings) -> None:
     output.text(recorded.table(content))
 
 
-def _newest(client: Client, device: str | None) -> list[dict[str, Any]]:
+def newest_published(client: Client, device: str | None) -> list[dict[str, Any]]:
     """The highest published revision of each problem on each device, problems in a fixed order."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     after: str | None = None

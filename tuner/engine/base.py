@@ -6,6 +6,7 @@ candidate:
 RuntimeError
   x EngineError     the engine cannot work at all (no compiler, disk full); the study ends and says so
   x WorkerLost      the worker went away under the job; the loop tries the trial again under its number
+      x DeviceLost    the device itself cannot be used: fresh workers failed too, before any candidate had run
   x NoDevice        nothing here can run what was asked for
 """
 
@@ -35,6 +36,10 @@ class EngineError(RuntimeError):
 
 class WorkerLost(RuntimeError):
     """A worker went away under a job, through no fault of the candidate as far as anyone can tell."""
+
+
+class DeviceLost(WorkerLost):
+    """A device cannot be used; fresh workers on it failed as well. Says nothing about any candidate."""
 
 
 class NoDevice(RuntimeError):
@@ -180,12 +185,18 @@ class CertifyJob:
     problem: what it computes
     config: knobs
     sm_count: SMs it was built for
+    module_path: the very file that is to be published
+    module_sha256: what the file must hash to
+    source_hash: of its source: the structural rules must judge the same one
     seed: of the input data
     """
 
     problem: GemmProblem
     config: GemmConfig
     sm_count: int
+    module_path: Path
+    module_sha256: str
+    source_hash: str
     seed: int
 
 
@@ -228,7 +239,7 @@ class Engine(Protocol):
         """Time finalists interleaved. Only on a live device."""
 
     def certify(self, job: CertifyJob) -> Future[CertifyReply]:
-        """Structural rules, stress builds and memory checks of a winner. Only on a live device."""
+        """Structural rules, stress builds, soak and memory checks of a winner. Only on a live device."""
 
     def module_path(self, sha256: str) -> Path:
         """Where a module that this engine compiled lies."""

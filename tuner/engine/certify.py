@@ -1,25 +1,27 @@
-"""Checks of a winner beyond its own product: structural rules, stress builds, memory checks.
+"""Checks of a winner beyond its own product: structural rules, stress builds, a soak in a fresh process, memory checks.
 
 They answer what comparing results at the tuned size cannot: the epilogue race passes 200 of 200 launches at K = 4096.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kernels.stress import stress_builds
+from kernels.stress import StressBuild, stress_builds
 from tuner.engine.base import CertifyJob, CertifyReply, EngineError
 from tuner.gpu.jobs import StressJob, StressModule, StressReply
+from tuner.gpu.soak import SoakJob, SoakReport
 from tuner.records import Check, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
     from kernels.compile import CompiledKernel
     from tuner.engine.compile_pool import CompilePool, PoolReply
-    from tuner.gpu.memcheck import MemcheckReport
+    from tuner.gpu.memcheck import SanitizerReport
 
 LAUNCHES = 100  # of each stress build; all are compared
 
@@ -29,6 +31,18 @@ class StressChild(Protocol):
 
     def stress(self, job: StressJob) -> StressReply:
         """Verify builds on their own problems; raises WorkerLost, never for a build's fault."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Apart:
+    """Checks that run in processes of their own.
+
+    soak: launches one module many times
+    memcheck: launches modules under compute-sanitizer
+    """
+
+    soak: Callable[[SoakJob], SoakReport]
+    memcheck: Callable[[list[dict[str, Any]]], SanitizerReport]
 
 
 class Certification:
@@ -54,8 +68,8 @@ class Certification:
 
         Raises EngineError.
         """
-        structure = _structure(self._plain)
-        if structure.verdict is not Verdict.CLEAN:
+        structure = _structure(self._plain, self._job)
+        if structure.verdict is Verdict.FAILED:
             return CertifyReply(checks=(structure,))
         modules = []
         for build, future in zip(self._planned, self._submitted, strict=True):
@@ -69,23 +83,28 @@ class Certification:
             )
         return structure, modules
 
-    def run(
-        self,
-        child: StressChild,
-        structure: Check,
-        modules: list[StressModule],
-        *,
-        memcheck: Callable[[list[dict[str, Any]]], MemcheckReport],
-    ) -> CertifyReply:
+    def run(self, child: StressChild, structure: Check, modules: list[StressModule], apart: Apart) -> CertifyReply:
         """The checks on the GPU. Raises WorkerLost."""
-        job = StressJob(config=self._job.config, builds=tuple(modules), launches=LAUNCHES, seed=self._job.seed)
+        asked, plans = self._job, self._planned
+        job = StressJob(config=asked.config, builds=tuple(modules), launches=LAUNCHES, seed=asked.seed)
         stress = child.stress(job)
-        checks = [structure, _stress(stress, modules)]
+        checks, gpu_s = [structure, _stress(stress, plans)], stress.gpu_s
         if stress.passed:
+            soaked = apart.soak(
+                SoakJob(
+                    problem=asked.problem,
+                    module_path=asked.module_path,
+                    module_sha256=asked.module_sha256,
+                    seed=asked.seed,
+                )
+            )
+            checks.append(Check(name="soak", verdict=soaked.verdict, detail=soaked.detail))
+            gpu_s += soaked.gpu_s
+        if checks[-1].verdict is not Verdict.FAILED:
             # a build with delays touches the same addresses
-            plain = [module for module, plan in zip(modules, self._planned, strict=True) if not plan.delays_ns]
-            checks.append(_memory(memcheck([_launch(module) for module in plain])))
-        return CertifyReply(checks=tuple(checks), gpu_s=stress.gpu_s)
+            plain = [module for module, plan in zip(modules, plans, strict=True) if not plan.delays_ns]
+            checks.append(_memory(apart.memcheck([_launch(module) for module in plain])))
+        return CertifyReply(checks=tuple(checks), gpu_s=gpu_s)
 
 
 def _kernel(future: Future[PoolReply], what: str) -> CompiledKernel | Check:
@@ -97,29 +116,30 @@ def _kernel(future: Future[PoolReply], what: str) -> CompiledKernel | Check:
     return Check(name="stress", verdict=Verdict.NOT_RUN, detail=f"{what}: {reply.reason}")
 
 
-def _structure(future: Future[PoolReply]) -> Check:
+def _structure(future: Future[PoolReply], job: CertifyJob) -> Check:
     kernel = _kernel(future, "the winner")
     if isinstance(kernel, Check):
         return Check(name="structure", verdict=Verdict.NOT_RUN, detail=kernel.detail)
     if kernel.findings is None:
         raise EngineError("the compile function checked no structural rules")
-    return Check(
-        name="structure",
-        verdict=Verdict.FAILED if kernel.findings else Verdict.CLEAN,
-        detail="; ".join(kernel.findings[:3]),
-        tool=kernel.toolchain,
-    )
+    if kernel.source_hash != job.source_hash:
+        detail = "the template has changed since this kernel was built: the rules would judge another source"
+        return Check(name="structure", verdict=Verdict.NOT_RUN, detail=detail, tool=kernel.toolchain)
+    verdict = Verdict.FAILED if kernel.findings else Verdict.NOT_RUN if kernel.unjudged else Verdict.CLEAN
+    detail = "; ".join((*kernel.findings, *(f"cannot judge: {text}" for text in kernel.unjudged))[:3])
+    return Check(name="structure", verdict=verdict, detail=detail, tool=kernel.toolchain)
 
 
-def _stress(reply: StressReply, builds: list[StressModule]) -> Check:
-    if reply.passed:
-        shapes = ", ".join(f"{build.label} {build.problem.shape}" for build in builds)
-        detail = f"{reply.launches} launches right and bitwise equal: {shapes}"
-        return Check(name="stress", verdict=Verdict.CLEAN, detail=detail)
-    return Check(name="stress", verdict=Verdict.FAILED, detail=f"{reply.outcome}: {reply.reason}")
+def _stress(reply: StressReply, planned: Sequence[StressBuild]) -> Check:
+    if not reply.passed:
+        return Check(name="stress", verdict=Verdict.FAILED, detail=f"{reply.outcome}: {reply.reason}")
+    shapes = ", ".join(f"{build.label} {build.problem.shape}" for build in planned if not build.delays_ns)
+    delayed = sum(bool(build.delays_ns) for build in planned)
+    detail = f"{reply.launches} launches right and bitwise equal: {shapes}, and {delayed} builds with delays"
+    return Check(name="stress", verdict=Verdict.CLEAN, detail=detail)
 
 
-def _memory(report: MemcheckReport) -> Check:
+def _memory(report: SanitizerReport) -> Check:
     verdict = Verdict.NOT_RUN if not report.ran else Verdict.CLEAN if report.clean else Verdict.FAILED
     tool = f"compute-sanitizer {report.version}" if report.version else ""
     return Check(name="memcheck", verdict=verdict, detail=report.detail, tool=tool)

@@ -24,6 +24,7 @@ import psutil
 
 from tuner.engine.base import EngineError
 from tuner.engine.compile_worker import BROKEN, FAILED, READY
+from tuner.gpu.process import FROM_OUTSIDE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +54,8 @@ class CompilePoolOptions:
 class PoolReply:
     """What became of a job.
 
-    kind: "value", "failed" (it raised), "died" (its process did) or "late" (it was killed at the limit)
+    kind: "value", "failed" (it raised), "died" (its process did), "late" (it was killed at the limit) or "lost" (its
+        process was killed from outside, which says nothing about the job)
     value: what the function returned
     reason: for people, empty after success
     """
@@ -146,7 +148,8 @@ class CompilePool:
         finally:
             with self._lock:
                 self._running.pop(job.future, None)
-        if healthy:
+        # A job may end in the very moment in which it is dropped: its worker is killed, and must not get the next one.
+        if healthy and worker is not None and not worker.is_killed:
             return worker
         if worker is not None:
             worker.end()
@@ -160,8 +163,11 @@ class _Worker:
         self._options = options
         self._ready = False
         self._ended = False
+        self._killed = False
         self._kill_lock = threading.Lock()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
+        # A killed compiler leaves its files behind: they go with this folder.
+        self._folder = tempfile.TemporaryDirectory(prefix="gemm-tuner-compile-")
         self._pipe, theirs = Pipe()
         lifeline, self._lifeline = os.pipe()  # inherited by nobody but the child, which holds the reading end
         try:
@@ -172,15 +178,25 @@ class _Worker:
                 stderr=self._output,
                 pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+                    "TMPDIR": self._folder.name,
+                },
             )
         finally:
             theirs.close()
             os.close(lifeline)
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether `kill` was called."""
+        return self._killed
+
     def run(self, arguments: tuple[Any, ...]) -> PoolReply:
         """Run one job to its end or to its time limit. Raises EngineError when no compile can work."""
-        self._wait_until_ready()
+        if not self._wait_until_ready():
+            return PoolReply(kind="lost", reason=f"a compile worker was killed while starting ({self._status()})")
         self._output.seek(0)
         self._output.truncate()
         started_s = time.monotonic()
@@ -193,11 +209,9 @@ class _Worker:
             kind, value = self._pipe.recv()
         except (EOFError, OSError):
             after_s = time.monotonic() - started_s
-            self._let_die()
-            self.kill()
-            return PoolReply(
-                kind="died", reason=f"the compiler died after {after_s:.1f} s ({self._status()}){self._after_tail()}"
-            )
+            lost = self._was_killed_from_outside()
+            reason = f"the compiler died after {after_s:.1f} s ({self._status()}){self._after_tail()}"
+            return PoolReply(kind="lost" if lost else "died", reason=reason)
         self._kill_descendants()  # what a finished compile left behind
         if kind == BROKEN:
             raise EngineError(str(value))
@@ -206,20 +220,23 @@ class _Worker:
             return PoolReply(kind="failed", reason=f"{text}\n{tail}".strip())
         return PoolReply(kind="value", value=value)
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self) -> bool:
+        """False when somebody killed it meanwhile. Raises EngineError for one that cannot start."""
         if self._ready:
-            return
+            return True
         try:
             self._ready = self._pipe.poll(self._options.start_s) and self._pipe.recv()[0] == READY
             problem = f"was not ready after {self._options.start_s:g} s"
         except (EOFError, OSError):
             problem = "ended while starting"
-            self._let_die()
+            if self._was_killed_from_outside():
+                return False
         if not self._ready:
             self.kill()
             raise EngineError(
                 f"a compile worker for {self._options.function} {problem} ({self._status()}){self._after_tail()}"
             )
+        return True
 
     def kill(self) -> None:
         """Kill the process, its process group, and descendants that left the group."""
@@ -228,17 +245,26 @@ class _Worker:
             # the group is always killed before its leader is waited for.
             if self._ended or self._process.returncode is not None:
                 return
+            self._killed = True
             self._kill_descendants()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _let_die(self) -> None:
-        """The pipe closes before the process has its exit status: wait a little for it, without taking it."""
+    def _was_killed_from_outside(self) -> bool:
+        """Whether an operator, or a machine short of memory, ended it. Ends what is left of it."""
+        by_itself = self._let_die() and not self._killed
+        self.kill()
+        self._status()
+        return by_itself and -(self._process.returncode or 0) in FROM_OUTSIDE
+
+    def _let_die(self) -> bool:
+        """Whether it ended by itself; the pipe closes before there is an exit status, so wait a little for it."""
         deadline_s = time.monotonic() + _DYING_S
         while time.monotonic() < deadline_s:
             if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                return
+                return True
             time.sleep(0.01)
+        return False
 
     def end(self) -> None:
         """Kill it and free what it held."""
@@ -249,6 +275,8 @@ class _Worker:
         self._pipe.close()
         os.close(self._lifeline)
         self._output.close()
+        with contextlib.suppress(OSError):  # a process that left the group may still be writing there
+            self._folder.cleanup()
 
     def _kill_descendants(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -31,11 +31,23 @@ from tuner.engine.base import (
     FinalReply,
     WorkerLost,
 )
-from tuner.engine.faults import COMPILE_FAULTS, OUTCOME_OF, Fault, FaultKind, FaultPlan, uniform
+from tuner.engine.faults import (
+    CHECK_OF,
+    COMPILE_FAULTS,
+    GPU_PHASES,
+    IN_ONE_LAUNCH,
+    OUTCOME_OF,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    OtherWriter,
+    Shows,
+    uniform,
+)
 from tuner.records import Check, Environment, Evidence, Measurement, Outcome, Ratio, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from kernels.config import GemmConfig
     from kernels.devices import DeviceProfile
@@ -75,6 +87,7 @@ class FakeOptions:
     noise: relative standard deviation of a sample
     live: whether it can run kernels; without, it only compiles
     faults: who misbehaves
+    lock_s: seconds that another writer holds the database for a DATABASE_LOCKED
     times: how long things take
     """
 
@@ -82,6 +95,7 @@ class FakeOptions:
     noise: float = 0.002
     live: bool = True
     faults: FaultPlan = field(default_factory=FaultPlan)
+    lock_s: float = 0.1
     times: FakeTimes = field(default_factory=FakeTimes)
 
 
@@ -89,12 +103,20 @@ class FakeEngine:
     """An engine on an invented device. See `tuner.engine.base.Engine`."""
 
     def __init__(
-        self, profile: DeviceProfile, *, options: FakeOptions | None = None, artifacts: ArtifactStore | None = None
+        self,
+        profile: DeviceProfile,
+        *,
+        options: FakeOptions | None = None,
+        artifacts: ArtifactStore | None = None,
+        database: Path | None = None,
     ) -> None:
-        """`artifacts` takes the modules; without a store they are not kept."""
+        """`artifacts` takes the modules; without a store they are not kept. `database` is what a DATABASE_LOCKED locks;
+        without one it does nothing.
+        """
         self._options = options or FakeOptions()
         self._artifacts = artifacts
-        self._killed: dict[tuple[str, str], int] = {}
+        self._other_writer = OtherWriter(database) if database else None
+        self._happened: dict[tuple[str, str], int] = {}
         self._closing = threading.Event()
         times = self._options.times
         self._compilers = ThreadPoolExecutor(times.compile_workers, "fake-compile") if times.scale else None
@@ -145,6 +167,8 @@ class FakeEngine:
         for pool in (self._compilers, self._gpus):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
+        if self._other_writer is not None:
+            self._other_writer.close()
 
     # ------------------------------------------------------------------ jobs
 
@@ -166,10 +190,10 @@ class FakeEngine:
 
     def _compile(self, job: CompileJob) -> CompileReply:
         fault = self._fault(job.config, "compile")
-        if fault is not None and fault.kind is FaultKind.DISK_FULL:
+        if fault is not None and fault.kind is FaultKind.DISK_FULL and self._happens(fault, job.config, "store"):
             raise EngineError("cannot store the module: no space left on device; free some and resume the study")
         kernel = fake_kernel(job, spill_bytes=4672 if fault and fault.kind is FaultKind.SPILLS else 0)
-        if fault is not None and fault.kind in COMPILE_FAULTS:
+        if fault is not None and fault.kind in COMPILE_FAULTS and fault.kind in OUTCOME_OF:
             spilled = fault.kind is FaultKind.SPILLS
             reason = self._reason(fault, job.problem, job.config)
             return CompileReply(kernel=kernel if spilled else None, outcome=OUTCOME_OF[fault.kind], reason=reason)
@@ -181,9 +205,12 @@ class FakeEngine:
         return CompileReply(kernel=kernel)
 
     def _evaluate(self, job: EvaluateJob) -> EvaluateReply:
-        fault = self._fault(job.config, "load", "first_launch", "verify", "measure")
+        fault = self._fault(job.config, *GPU_PHASES)
         times = self._options.times
-        if fault is not None and fault.kind in OUTCOME_OF and fault.kind not in COMPILE_FAULTS:
+        if fault is not None and fault.kind is FaultKind.DATABASE_LOCKED and self._other_writer is not None:
+            if self._happens(fault, job.config, "database"):
+                self._other_writer.hold(self._options.lock_s)
+        elif fault is not None and fault.shows is Shows.TRIAL and fault.kind not in COMPILE_FAULTS:
             reason = self._reason(fault, job.problem, job.config)
             return EvaluateReply(outcome=OUTCOME_OF[fault.kind], reason=reason, gpu_s=times.evaluate_s)
         measurement = self._measure(job.problem, job.config, job.protocol, "trial")
@@ -212,29 +239,42 @@ class FakeEngine:
 
     def _final(self, job: FinalJob) -> FinalReply:
         assert self._device.environment is not None
+        failures = {}
         for candidate in job.candidates:
-            self._fault(candidate.config, "final")
+            fault = self._fault(candidate.config, "final")
+            if fault is not None and fault.shows is Shows.FINAL:
+                reason = self._reason(fault, job.problem, candidate.config)
+                failures[candidate.source_hash] = EvaluateReply(outcome=OUTCOME_OF[fault.kind], reason=reason)
         measurements = {
             candidate.source_hash: self._measure(job.problem, candidate.config, job.protocol, "final")
             for candidate in job.candidates
+            if candidate.source_hash not in failures
         }
-        first = job.candidates[0]
-        twin = self._measure(job.problem, first.config, job.protocol, "final-twin")
         return FinalReply(
             measurements=measurements,
-            aa_ratio=Ratio.of_pairs(twin.samples_us, measurements[first.source_hash].samples_us),
+            aa_ratio=self._aa_ratio(job, measurements),
+            failures=failures,
             environment=self._device.environment,
             gpu_s=self._options.times.final_s,
         )
 
+    def _aa_ratio(self, job: FinalJob, measurements: Mapping[str, Measurement]) -> Ratio | None:
+        """The first finalist that was measured, against its twin."""
+        for candidate in job.candidates:
+            if (first := measurements.get(candidate.source_hash)) is not None:
+                twin = self._measure(job.problem, candidate.config, job.protocol, "final-twin")
+                return Ratio.of_pairs(twin.samples_us, first.samples_us)
+        return None
+
     def _certify(self, job: CertifyJob) -> CertifyReply:
         fault = self._fault(job.config, "certify")
-        structure = Check(name="structure", verdict=Verdict.CLEAN)
-        if fault is not None and fault.kind is FaultKind.RACES_WHEN_STRESSED:
-            reason = self._reason(fault, job.problem, job.config)
-            return CertifyReply(checks=(structure, Check(name="stress", verdict=Verdict.FAILED, detail=reason)))
-        clean = (Check(name=name, verdict=Verdict.CLEAN) for name in ("stress", "memcheck"))
-        return CertifyReply(checks=(structure, *clean))
+        checks: list[Check] = []
+        for name in ("structure", "stress", "soak", "memcheck"):
+            if fault is not None and CHECK_OF.get(fault.kind) == name:
+                reason = self._reason(fault, job.problem, job.config)
+                return CertifyReply(checks=(*checks, Check(name=name, verdict=Verdict.FAILED, detail=reason)))
+            checks.append(Check(name=name, verdict=Verdict.CLEAN))
+        return CertifyReply(checks=tuple(checks))
 
     # ------------------------------------------------------------------ inventions
 
@@ -266,15 +306,18 @@ class FakeEngine:
         fault = self._options.faults.of(config.key)
         if fault is None or fault.kind is not FaultKind.CHILD_KILLED:
             return fault
-        if fault.phase in phases:
-            seen = self._killed.get((config.key, fault.phase), 0)
-            if seen < fault.times:
-                self._killed[config.key, fault.phase] = seen + 1
-                raise WorkerLost(f"the child of {self._device.name} was killed (SIGKILL) in phase {fault.phase}")
+        if fault.phase in phases and self._happens(fault, config, fault.phase):
+            raise WorkerLost(f"the child of {self._device.name} was killed (SIGKILL) in phase {fault.phase}")
         return None
 
+    def _happens(self, fault: Fault, config: GemmConfig, where: str) -> bool:
+        """Whether a fault that goes away by itself is still there; counts how often it was."""
+        seen = self._happened.get((config.key, where), 0)
+        self._happened[config.key, where] = seen + 1
+        return seen < fault.times
+
     def _reason(self, fault: Fault, problem: GemmProblem, config: GemmConfig) -> str:
-        at = f", launch {fault.launch}" if fault.kind in (FaultKind.FAULTS, FaultKind.WRONG_RARELY) else ""
+        at = f", launch {fault.launch}" if fault.kind in IN_ONE_LAUNCH else ""
         where = "" if fault.kind in COMPILE_FAULTS else f" on {self._device.name} ({self._device.uuid})"
         return f"{fault.kind}{at}: {config.key} for {problem}{where}"
 

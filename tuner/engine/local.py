@@ -24,6 +24,7 @@ from tuner.engine.base import (
     CompileJob,
     CompileReply,
     DeviceFacts,
+    DeviceLost,
     EngineError,
     EvaluateJob,
     EvaluateReply,
@@ -31,9 +32,11 @@ from tuner.engine.base import (
     FinalReply,
     WorkerLost,
 )
-from tuner.engine.certify import Certification
+from tuner.engine.certify import Apart, Certification
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
+from tuner.gpu.jobs import PhaseLimits
 from tuner.gpu.memcheck import memcheck
+from tuner.gpu.soak import soak
 from tuner.records import Outcome
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ _OUTCOME_OF_REPLY = {
     "died": Outcome.COMPILE_FAILED,
     "late": Outcome.TIMED_OUT,
 }
+RECOVERY_S = 60.0  # before a GPU that failed its health checks is tried again while others of its kind work
 
 
 class Child(Protocol):
@@ -72,10 +76,16 @@ class LocalOptions:
 
     compile: the compile pool
     gpus: use the GPUs that are here; without, the machine only compiles
+    limits: seconds a GPU child may stay in each phase
+    spares: children of each GPU kept in reserve, for after a fault; 0 for none
+    max_trials: evaluations after which a GPU child is replaced
     """
 
     compile: CompilePoolOptions = field(default_factory=CompilePoolOptions)
     gpus: bool = True
+    limits: PhaseLimits = field(default_factory=PhaseLimits)
+    spares: int = 1
+    max_trials: int = 200
 
 
 class LocalMachine:
@@ -92,7 +102,7 @@ class LocalMachine:
         """`list_gpus` and `start_child` (index of a GPU -> its child) are given by tests; default: the real ones."""
         self.artifacts = artifacts
         self.pool = CompilePool(options.compile)
-        self._start_child = start_child or _start_gpu_child
+        self._start_child = start_child or partial(_start_gpu_child, options)
         self.gpus: tuple[DeviceFacts, ...] = ()
         if options.gpus:
             self.gpus = tuple((list_gpus or _list_gpus)())
@@ -127,6 +137,7 @@ class LocalEngine:
         for gpu in self._gpus:
             self._idle.put(gpu)
         self._threads = ThreadPoolExecutor(len(self._gpus), "gpu") if self._gpus else None
+        self._lock = threading.Lock()
 
     @property
     def device(self) -> DeviceFacts:
@@ -157,7 +168,8 @@ class LocalEngine:
         return future
 
     def _certify(self, future: _Certifying) -> None:
-        check_memory = partial(memcheck, device=self._facts.uuid)
+        uuid = self._facts.uuid
+        apart = Apart(memcheck=partial(memcheck, device=uuid), soak=partial(soak, device=uuid))
         try:
             with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
                 built = future.work.build(Path(folder))
@@ -165,9 +177,7 @@ class LocalEngine:
                     future.set_result(built)
                 elif not future.dropped.is_set():
                     structure, modules = built
-                    future.on_gpu = self._on_gpu(
-                        lambda child: future.work.run(child, structure, modules, memcheck=check_memory)
-                    )
+                    future.on_gpu = self._on_gpu(lambda child: future.work.run(child, structure, modules, apart))
                     if future.dropped.is_set():  # meanwhile
                         self.drop([future.on_gpu])
                     future.set_result(future.on_gpu.result())
@@ -207,6 +217,7 @@ class LocalEngine:
         """End the GPU children. The compile pool is the machine's."""
         for gpu in self._gpus:
             gpu.close()
+            self._idle.put(gpu)  # whoever waits for one shall find a closed one
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
 
@@ -219,14 +230,37 @@ class LocalEngine:
         def run() -> Reply:
             assigned.wait()
             gpu = self._idle.get()
+            lost = False
             try:
                 return gpu.run(future, work)
+            except DeviceLost as error:
+                lost = self._has_another(gpu)
+                if lost:
+                    raise
+                text = f"{error}; see what nvidia-smi says of the GPU, then resume the study"
+                raise EngineError(text) from error
             finally:
-                self._idle.put(gpu)
+                self._put_back(gpu, lost=lost)
 
         future = self._threads.submit(run)
         assigned.set()
         return future
+
+    def _has_another(self, gpu: _Gpu) -> bool:
+        """Whether the job can be tried on another GPU. Else the device is the study's trouble, not the candidate's."""
+        with self._lock:
+            return any(not other.lost for other in self._gpus if other is not gpu)
+
+    def _put_back(self, gpu: _Gpu, *, lost: bool) -> None:
+        """Into the queue of idle GPUs; one that is lost after a while, or the next job would soon be there again."""
+        with self._lock:
+            gpu.lost = lost
+        if not lost:
+            self._idle.put(gpu)
+            return
+        timer = threading.Timer(RECOVERY_S, self._put_back, (gpu,), {"lost": False})
+        timer.daemon = True
+        timer.start()
 
     def _built(self, job: CompileJob, done: Future[PoolReply], outer: _Linked[CompileReply]) -> None:
         """Turn a reply of the pool into one of the engine; runs in the pool's thread, so storing is off the loop."""
@@ -242,6 +276,8 @@ class LocalEngine:
 
     def _reply(self, job: CompileJob, reply: PoolReply) -> CompileReply:
         what = f"{job.config.key} for {job.problem} on {job.sm_count} SMs"
+        if reply.kind == "lost":
+            raise WorkerLost(f"{reply.reason} ({what})")
         if reply.kind != "value":
             return CompileReply(kernel=None, outcome=_OUTCOME_OF_REPLY[reply.kind], reason=f"{reply.reason} ({what})")
         kernel: CompiledKernel = reply.value
@@ -272,9 +308,13 @@ class _Certifying(Future[CertifyReply]):
 
 
 class _Gpu:
-    """One GPU and its child, which is started when first needed."""
+    """One GPU and its child, which is started when first needed.
+
+    lost: failed its health checks; left alone for a while
+    """
 
     def __init__(self, index: int, start_child: Callable[[int], Child]) -> None:
+        self.lost = False
         self._index = index
         self._start_child = start_child
         self._child: Child | None = None
@@ -332,8 +372,15 @@ def _list_gpus() -> Sequence[DeviceFacts]:
     return list_gpus()
 
 
-def _start_gpu_child(index: int) -> Child:
+def _start_gpu_child(options: LocalOptions, index: int) -> Child:
     from tuner.gpu.host import GpuChild
 
     compilers = toolchain()
-    return GpuChild(index, toolchain=compilers.name, cuda=compilers.nvcc_version)
+    return GpuChild(
+        index,
+        limits=options.limits,
+        toolchain=compilers.name,
+        cuda=compilers.nvcc_version,
+        spares=options.spares,
+        max_trials=options.max_trials,
+    )

@@ -8,20 +8,21 @@ from __future__ import annotations
 import faulthandler
 import gc
 import hashlib
+import importlib
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from tuner.engine.base import DeviceFacts, EvaluateJob, EvaluateReply, FinalJob
-from tuner.gpu.jobs import Job, Phase, Reply, StressJob
-from tuner.gpu.wire import Failed, Report, child_main, describe
+from tuner.gpu.jobs import Job, Phase, StressJob
+from tuner.gpu.wire import Done, Failed, Report, child_main, describe
 from tuner.records import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tuner.gpu.context import Contexts
+    from tuner.gpu.context import Contexts, ProblemContext
     from tuner.gpu.device import LiveDevice
     from tuner.gpu.evaluate import Bench
     from tuner.gpu.finals import LoadKernel
@@ -59,14 +60,21 @@ class GpuWorker:
         self._load = load
         self._device: LiveDevice | None = None
         self._contexts: Contexts | None = None
+        self._controlled: ProblemContext | None = None
+        self._control: tuple[Outcome | None, str] = (None, "")
+
+    def warm(self) -> None:
+        """Import torch and what is built on it. None of it creates a CUDA context."""
+        _warm_tvm_ffi()
+        for module in ("context", "device", "evaluate", "finals"):
+            importlib.import_module(f"tuner.gpu.{module}")
 
     def start(self, report: Report) -> DeviceFacts:
-        """Import torch, create the context, check its health. Raises DeviceError."""
+        """Create the context, check its health. Raises DeviceError."""
         report(Phase.START)
         from tuner.gpu.context import Contexts
         from tuner.gpu.device import check_health, open_device
 
-        _warm_tvm_ffi()
         self._device = open_device(**self._options)
         self._contexts = Contexts(self._device)
         report(Phase.HEALTH)
@@ -76,7 +84,7 @@ class GpuWorker:
         gc.freeze()
         return self._device.facts()
 
-    def run(self, job: Job, report: Report) -> Reply:
+    def run(self, job: Job, report: Report) -> Done:
         """Run one job. May raise anything that a module raises."""
         from tuner.gpu.evaluate import Bench
         from tuner.gpu.finals import final, stress
@@ -84,12 +92,23 @@ class GpuWorker:
         assert self._device is not None
         assert self._contexts is not None
         if isinstance(job, StressJob):
-            return stress(job, self._load, self._device, report)
+            return Done(reply=stress(job, self._load, self._device, report))
         context = self._contexts.get(job.problem, job.protocol, job.seed, report)
         bench = Bench(context=context, device=self._device, report=report)
+        if context is not self._controlled:
+            self._controlled, self._control = context, _judge_library(context)
         if isinstance(job, FinalJob):
-            return final(job, self._load, bench)
-        return self._evaluate(job, bench)
+            return Done(reply=final(job, self._load, bench))
+        reply = self._evaluate(job, bench)
+        return Done(reply=reply, doubtful=reply.outcome is Outcome.WRONG_RESULT and self._is_damaged(bench))
+
+    def _is_damaged(self, bench: Bench) -> bool:
+        """Whether the referee now judges the library's product differently than when inputs and reference were new.
+
+        A kernel that writes far outside of D may hit them, and every later candidate would look wrong.
+        """
+        bench.report(Phase.BASELINE)
+        return _judge_library(bench.context) != self._control
 
     def _evaluate(self, job: EvaluateJob, bench: Bench) -> EvaluateReply:
         from tuner.gpu.evaluate import evaluate
@@ -115,6 +134,17 @@ class GpuWorker:
         elif isinstance(error, (ValueError, TypeError)) and not tainted:
             text = f"the kernel refused its arguments: {text}"
         return Failed(outcome=Outcome.CRASHED, reason=text, tainted=tainted)
+
+
+def _judge_library(context: ProblemContext) -> tuple[Outcome | None, str]:
+    """What the referee says of torch.matmul: a control of its inputs and its reference."""
+    from tuner.gpu.baselines import matmul
+
+    def report(phase: Phase, subject: int | None = None) -> None:
+        """No candidate is at work."""
+
+    verdict = context.referee.verify(matmul, report, repeats=0)
+    return verdict.outcome, verdict.reason
 
 
 def _warm_tvm_ffi() -> None:

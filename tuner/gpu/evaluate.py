@@ -16,7 +16,7 @@ from tuner.gpu.baselines import BEST, TORCH
 from tuner.gpu.clock import Burst, capture, graph_ms
 from tuner.gpu.jobs import Phase
 from tuner.gpu.limits import impossible
-from tuner.gpu.rounds import MIN_ROUNDS_TO_STOP, Rounds, exhausted, hopeless, measure, precise
+from tuner.gpu.rounds import MIN_ROUNDS_TO_STOP, Rounds, enough_for, hopeless, measure
 from tuner.records import Evidence, Measurement, Outcome
 
 if TYPE_CHECKING:
@@ -103,27 +103,22 @@ def refused(verdict: Verdict, began: float, *, rel_error: float | None = None) -
 
 def _measure(burst: Burst, job: EvaluateJob, bench: Bench) -> Rounds:
     baselines = bench.context.baselines
-    names = baselines.names(finalists=False)
-
-    def enough(rounds: Rounds) -> bool:
-        return precise(rounds, CANDIDATE, names) or bool(_too_slow(rounds, job)) or exhausted(rounds, burst)
-
     return measure(
         [burst, *baselines.bursts(finalists=False)],
         job.protocol,
         card=bench.device.card,
         order=random.Random(f"{job.seed}:{job.source_hash}"),
         report=bench.report,
-        enough=enough,
+        enough=enough_for(burst, baselines.names(finalists=False), _raced_against(job)),
     )
 
 
-def _too_slow(rounds: Rounds, job: EvaluateJob) -> str:
-    return hopeless(rounds, CANDIDATE, job.incumbent_us if job.phase == "trial" else None)
+def _raced_against(job: EvaluateJob) -> float | None:
+    return job.incumbent_us if job.phase == "trial" else None
 
 
 def _reply(rounds: Rounds, job: EvaluateJob, bench: Bench, verdict: Verdict, gpu_s: float) -> EvaluateReply:
-    slower = _too_slow(rounds, job)
+    slower = hopeless(rounds, CANDIDATE, _raced_against(job))
     reason = bench.untrue(CANDIDATE, rounds, fewest=MIN_ROUNDS_TO_STOP if slower else MIN_ROUNDS)
     if reason:
         return EvaluateReply(

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from kernels.problem import GemmProblem
     from tuner.gpu.device import LiveDevice
-    from tuner.gpu.referee import Kernel, Verdict
+    from tuner.gpu.referee import Kernel, Referee, Verdict
     from tuner.gpu.wire import Report
 
 TWIN = "aa"
@@ -164,11 +165,13 @@ def stress(job: StressJob, load: LoadKernel, device: LiveDevice, report: Report)
     """Verify each build on its own problem with many launches. May raise what a build raises."""
     began = time.monotonic()
     launches, worst = 0, 0.0
+    referees: dict[GemmProblem, Referee] = {}
     for subject, build in enumerate(job.builds):
         report(Phase.LOAD, subject)
         kernel = load(build.module_path, build.module_sha256)
-        referee = make_referee(build.problem, device, job.seed)
-        verdict = referee.verify(kernel, report, repeats=job.launches, subject=subject)
+        if build.problem not in referees:
+            referees[build.problem] = make_referee(build.problem, device, job.seed)
+        verdict = referees[build.problem].verify(kernel, report, repeats=job.launches, subject=subject)
         worst = max(worst, verdict.max_rel_error or 0.0)
         if verdict.outcome is not None:
             return StressReply(

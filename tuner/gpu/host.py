@@ -1,8 +1,9 @@
 """The parent's side of a GPU: a child process that verifies and measures, watched, killed and replaced from here.
 
 RuntimeError
-  x WorkerLost (tuner.engine.base)
-      x GpuUnavailable   the GPU cannot be used, through no fault of a candidate
+  x WorkerLost (tuner.engine.base)   the child was closed, or killed from outside, under a job
+      x DeviceLost
+          x GpuUnavailable           the GPU cannot be used, through no fault of a candidate
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.engine.base import DeviceFacts, EvaluateJob, EvaluateReply, FinalJob, FinalReply, WorkerLost
+from tuner.engine.base import DeviceFacts, DeviceLost, EvaluateJob, EvaluateReply, FinalJob, FinalReply, WorkerLost
 from tuner.gpu.inventory import list_gpus
 from tuner.gpu.jobs import Job, Phase, PhaseLimits, Reply, StressJob, StressReply
 from tuner.gpu.process import ChildGone, ChildProcess
+from tuner.gpu.spare import Spares
 from tuner.gpu.watch import Fault, Watch
-from tuner.gpu.wire import Done, Failed, PhaseStarted, Ready, Unhealthy
+from tuner.gpu.wire import Done, Failed, Open, PhaseStarted, Ready, Unhealthy, Warm
 from tuner.records import Outcome
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ CHILD_MODULE = "tuner.gpu.child"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class GpuUnavailable(WorkerLost):
-    """The GPU failed its health checks, or the child was closed under a job. Says nothing about a candidate."""
+class GpuUnavailable(DeviceLost):
+    """The GPU failed its health checks, or what comes before any candidate. Says nothing about a candidate."""
 
 
 class GpuChild:
@@ -41,6 +43,7 @@ class GpuChild:
     device_index: position in list_gpus()
     limits: seconds a child may stay in each phase
     toolchain, cuda: of the compiler that built the modules; recorded in environments
+    spares: children in reserve that have imported torch but hold nothing of the GPU; 0 for none
     max_trials: evaluations after which a child is replaced, so that what modules leave behind cannot pile up
     health_attempts: fresh children tried before the GPU counts as unavailable
     health_pause_s: wait after a failed attempt, times the number of the attempt: a card may need time after a fault
@@ -59,6 +62,7 @@ class GpuChild:
         limits: PhaseLimits | None = None,
         toolchain: str = "",
         cuda: str = "",
+        spares: int = 0,
         max_trials: int = 200,
         health_attempts: int = 3,
         health_pause_s: float = 2.0,
@@ -77,6 +81,7 @@ class GpuChild:
         self._turn = threading.Lock()
         self._closed = threading.Event()
         self._child: ChildProcess | None = None
+        self._spares = Spares(lambda: ChildProcess(self._command, self._environ), spares)
         self._facts: DeviceFacts | None = None
         self._trials = 0
         self.replacements = 0
@@ -98,7 +103,7 @@ class GpuChild:
             return self._facts
 
     def evaluate(self, job: EvaluateJob) -> EvaluateReply:
-        """Verify and measure one module. Raises GpuUnavailable, and nothing for what the module does."""
+        """Verify and measure one module. Raises WorkerLost, and nothing for what the module does."""
         with self._turn:
             result = self._run(job)
         if isinstance(result, Fault):
@@ -109,7 +114,7 @@ class GpuChild:
     def final(self, job: FinalJob) -> FinalReply:
         """Measure finalists interleaved; one that fails is left out and the others start again.
 
-        Raises GpuUnavailable, and nothing for what the modules do.
+        Raises WorkerLost, and nothing for what the modules do.
         """
         failures: dict[str, EvaluateReply] = {}
         gpu_s = 0.0
@@ -132,7 +137,7 @@ class GpuChild:
         return FinalReply(measurements={}, aa_ratio=None, environment=facts.environment, failures=failures, gpu_s=gpu_s)
 
     def stress(self, job: StressJob) -> StressReply:
-        """Run stress builds. Raises GpuUnavailable, and nothing for what the builds do."""
+        """Run stress builds. Raises WorkerLost, and nothing for what the builds do."""
         with self._turn:
             result = self._run(job)
         if isinstance(result, Fault):
@@ -150,7 +155,7 @@ class GpuChild:
         return replace(result, reason=f"{result.reason} ({job.config.key} on GPU {self.uuid})")
 
     def close(self) -> None:
-        """End the child and all it has started. A job in progress raises GpuUnavailable. May be called twice."""
+        """End the child, the spares and what they have started. A job in progress raises WorkerLost."""
         self._closed.set()
         while not self._turn.acquire(timeout=0.1):
             if (child := self._child) is not None:
@@ -159,22 +164,32 @@ class GpuChild:
             if self._child is not None:
                 self._child.stop(grace_s=3.0)
                 self._child = None
+            self._spares.close()
         finally:
             self._turn.release()
 
     # ------------------------------------------------------------------ running a job
 
     def _run(self, job: Job) -> Reply | Fault:
-        """Run the job, twice if the first child failed before any candidate was at work."""
-        for attempt in (1, 2):
+        """Run the job, twice where the first child failed through no doing of a candidate of this job."""
+        for _ in range(2):
             result = self._run_once(job)
-            if not isinstance(result, Fault) or result.phase.is_candidates or result.outcome is Outcome.OUT_OF_MEMORY:
-                return result
-            if attempt == 2:
-                raise GpuUnavailable(f"GPU {self.uuid}: {result.reason}, twice, before any candidate had run")
-        raise AssertionError("unreachable")
+            if isinstance(result, Fault):
+                if result.phase.is_candidates or result.outcome is Outcome.OUT_OF_MEMORY:
+                    return result
+                reason = result.reason
+            elif not result.doubtful:
+                return result.reply
+            else:
+                # Judged by damaged data. In a child that has run nothing else the candidate itself did the damage.
+                alone = self._trials == 1
+                self._drop_child()
+                if alone:
+                    return result.reply
+                reason = "inputs or reference were damaged"
+        raise GpuUnavailable(f"GPU {self.uuid}: {reason}, in two children in a row, before any candidate had run")
 
-    def _run_once(self, job: Job) -> Reply | Fault:
+    def _run_once(self, job: Job) -> Done | Fault:
         child = self._ready_child()
         self._trials += 1
         watch = Watch(limits=self.limits)
@@ -186,12 +201,12 @@ class GpuChild:
                     case PhaseStarted():
                         watch.begin(message)
                     case Done():
-                        return message.reply
+                        return message
                     case Failed():
                         if message.tainted:
                             self._drop_child()
                         return watch.fault(message.outcome, message.reason)
-                    case Ready() | Unhealthy():
+                    case Ready() | Unhealthy() | Warm():
                         self._drop_child()
                         return watch.fault(Outcome.CRASHED, "the child sent a message out of turn")
         except TimeoutError:
@@ -202,13 +217,16 @@ class GpuChild:
             return watch.fault(Outcome.CRASHED, self._obituary(child, watch.phase))
 
     def _obituary(self, child: ChildProcess, phase: Phase) -> str:
-        how = child.collect()
+        """How the child ended, for people. Raises WorkerLost when that says nothing about the candidate at work."""
+        ending = child.collect()
         self._child = None
         self.replacements += 1
         if self._closed.is_set():
-            raise GpuUnavailable(f"GPU {self.uuid}: closed during a job")
+            raise WorkerLost(f"GPU {self.uuid}: closed during a job")
+        if ending.from_outside and phase.is_candidates:
+            raise WorkerLost(f"GPU {self.uuid}: somebody else ended the child: {ending.text} in phase {phase}")
         lines = child.last_lines()
-        return f"child died in phase {phase}: {how}" + (f"; last output: {lines}" if lines else "")
+        return f"child died in phase {phase}: {ending.text}" + (f"; last output: {lines}" if lines else "")
 
     def _drop_child(self) -> None:
         child, self._child = self._child, None
@@ -231,24 +249,29 @@ class GpuChild:
         reason = ""
         for attempt in range(1, self._health_attempts + 1):
             if self._closed.is_set():
-                raise GpuUnavailable(f"GPU {self.uuid}: closed")
+                raise WorkerLost(f"GPU {self.uuid}: closed")
             if self._child is None:
                 reason = self._start()
             if self._child is not None:
+                self._spares.refill()
                 return self._child
             if attempt < self._health_attempts:
                 self._closed.wait(self._health_pause_s * attempt)
         raise GpuUnavailable(f"GPU {self.uuid}: {self._health_attempts} health checks failed; the last: {reason}")
 
     def _start(self) -> str:
-        """Start a child and wait for its health check. Returns why that failed, or nothing."""
-        child = ChildProcess(self._command, self._environ)
+        """Hand the GPU to a spare or to a new child, and await its health check. Returns why it failed, or nothing."""
+        child = self._spares.take() or ChildProcess(self._command, self._environ)
         self._child, self._trials = child, 0
         watch = Watch(limits=self.limits, phase=Phase.START)
         try:
+            child.send(Open())
+            self._spares.refill()
             while True:
                 message = child.receive(watch.remaining_s())
                 match message:
+                    case Warm():
+                        pass
                     case PhaseStarted():
                         watch.begin(message)
                     case Ready():

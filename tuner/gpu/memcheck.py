@@ -1,6 +1,7 @@
-"""compute-sanitizer's memcheck over modules, in a process of its own. Touches no GPU itself.
+"""compute-sanitizer over modules, in a process of its own. Touches no GPU itself.
 
-Memcheck sees addresses, not order: it cannot find the races that the stress builds are for.
+Memcheck sees addresses, not order: it cannot find the races that the stress builds are for. Racecheck does not see the
+reads of the copy engine, and slows the kernel down so much that the races it could see do not happen.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 
 _PLACES = (Path("/usr/local/cuda/bin/compute-sanitizer"), Path("/opt/cuda/bin/compute-sanitizer"))
 _TAIL_CHARS = 600
+_SUMMARY = r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemcheckReport:
-    """What memcheck said.
+class SanitizerReport:
+    """What a tool of compute-sanitizer said.
 
-    ran: whether it ran at all
-    errors: errors it counted; 0 is clean; meaningless unless it ran
+    ran: whether it ran to its end at all
+    errors: errors or hazards it counted; 0 is clean; meaningless unless it ran
     version: of compute-sanitizer
     detail: why it did not run, or the end of its report
     """
@@ -49,26 +51,30 @@ def find_sanitizer() -> Path | None:
 
 def memcheck(
     launches: list[dict[str, Any]], *, device: str = "0", timeout_s: float = 180.0, sanitizer: Path | None = None
-) -> MemcheckReport:
-    """Launch modules under memcheck.
+) -> SanitizerReport:
+    """Launch modules under memcheck; see `sanitize`."""
+    return sanitize("memcheck", launches, device=device, timeout_s=timeout_s, sanitizer=sanitizer)
 
+
+def sanitize(
+    tool: str,
+    launches: list[dict[str, Any]],
+    *,
+    device: str = "0",
+    timeout_s: float = 180.0,
+    sanitizer: Path | None = None,
+) -> SanitizerReport:
+    """Launch modules under a tool of compute-sanitizer.
+
+    tool: memcheck, racecheck or synccheck
     launches: one entry a module, as `tuner.gpu.launch_once` reads it: path, m, n, k, dtype
     device: UUID or index of the card
     timeout_s: after which the whole process group is killed
     """
     sanitizer = sanitizer or find_sanitizer()
     if sanitizer is None:
-        return MemcheckReport(ran=False, detail="compute-sanitizer is not installed (it comes with the CUDA toolkit)")
-    command = [
-        str(sanitizer),
-        "--tool",
-        "memcheck",
-        "--print-limit",
-        "5",
-        sys.executable,
-        "-m",
-        "tuner.gpu.launch_once",
-    ]
+        return SanitizerReport(ran=False, detail="compute-sanitizer is not installed (it comes with the CUDA toolkit)")
+    command = [str(sanitizer), "--tool", tool, "--print-limit", "5", sys.executable, "-m", "tuner.gpu.launch_once"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     process = subprocess.Popen(
         command,
@@ -84,27 +90,27 @@ def memcheck(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return MemcheckReport(ran=False, detail=f"memcheck did not finish within {timeout_s:g} s")
+        return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
     return read_report(output, version=_version(sanitizer))
 
 
-def read_report(output: str, *, version: str) -> MemcheckReport:
+def read_report(output: str, *, version: str) -> SanitizerReport:
     """Turn the sanitizer's output into a report. A summary without the runner's last line is no clean run."""
-    summary = re.search(r"ERROR SUMMARY: (\d+) error", output)
+    summary = re.search(_SUMMARY, output)
     finished = "launch_once: all launches right" in output
     wrong = re.search(r"launch_once: (?!all launches right)(.*)", output)
     if summary is None:
-        return MemcheckReport(ran=False, version=version, detail=output.strip()[-_TAIL_CHARS:])
+        return SanitizerReport(ran=False, version=version, detail=output.strip()[-_TAIL_CHARS:])
     errors = int(summary[1])
     if errors == 0 and not finished:
         detail = wrong[1] if wrong else output.strip()[-_TAIL_CHARS:]
-        return MemcheckReport(ran=False, version=version, detail=f"the run under memcheck did not finish: {detail}")
-    return MemcheckReport(ran=True, errors=errors, version=version, detail="" if errors == 0 else _first_error(output))
+        return SanitizerReport(ran=False, version=version, detail=f"the run under the tool did not finish: {detail}")
+    return SanitizerReport(ran=True, errors=errors, version=version, detail="" if errors == 0 else _first_error(output))
 
 
 def _first_error(output: str) -> str:
     lines = [line.lstrip("= ") for line in output.splitlines() if line.startswith("=========")]
-    start = next((i for i, line in enumerate(lines) if "Invalid" in line or "error" in line.lower()), 0)
+    start = next((i for i, line in enumerate(lines) if "Invalid" in line or re.search("error|hazard", line.lower())), 0)
     return " | ".join(line.strip() for line in lines[start : start + 4])[:_TAIL_CHARS]
 
 

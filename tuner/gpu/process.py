@@ -11,21 +11,35 @@ import socket
 import subprocess
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from tuner.gpu.jobs import Job
-    from tuner.gpu.wire import Message
+    from tuner.gpu.wire import Message, Order
 
+# What a fault of the code that runs in a process never sends: somebody, or the kernel short of memory, ended it.
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 TAIL_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024
 
 
 class ChildGone(Exception):
     """The child closed its end of the connection: it ended, or is about to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a child ended.
+
+    text: `killed by SIGSEGV`, `exit status 3`
+    from_outside: whether somebody else than the child or its parent ended it
+    """
+
+    text: str
+    from_outside: bool
 
 
 class ChildProcess:
@@ -39,6 +53,7 @@ class ChildProcess:
         ours, theirs = multiprocessing.Pipe()
         self._connection: Connection[Any, Any] = ours
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._gone = threading.Event()
         self._tail = bytearray()
         with theirs:
             self._process = subprocess.Popen(
@@ -62,10 +77,15 @@ class ChildProcess:
         """Process id, and id of the group."""
         return self._process.pid
 
-    def send(self, job: Job) -> None:
+    @property
+    def is_gone(self) -> bool:
+        """Whether its last message has arrived: it ended, or is about to."""
+        return self._gone.is_set()
+
+    def send(self, order: Order) -> None:
         """Raises ChildGone."""
         try:
-            self._connection.send(job)
+            self._connection.send(order)
         except OSError as error:
             raise ChildGone from error
 
@@ -86,10 +106,12 @@ class ChildProcess:
         self._await_exit(grace_s)
         return self.kill()
 
-    def collect(self, *, grace_s: float = 2.0) -> str:
+    def collect(self, *, grace_s: float = 2.0) -> Ending:
         """After ChildGone: how the child ended. Interpreters close files a moment before they exit: wait for that."""
-        self._await_exit(grace_s)
-        return self.kill()
+        by_itself = self._await_exit(grace_s)
+        text = self.kill()
+        status = self._process.returncode
+        return Ending(text=text, from_outside=by_itself and -status in FROM_OUTSIDE)
 
     def kill(self, *, patience_s: float = 30.0) -> str:
         """Kill the group and reap the child. Raises TimeoutError for a process that the kernel cannot end.
@@ -116,16 +138,18 @@ class ChildProcess:
         lines = self._tail.decode(errors="replace").splitlines()
         return " | ".join(line.strip() for line in lines[-count:] if line.strip())
 
-    def _await_exit(self, grace_s: float) -> None:
+    def _await_exit(self, grace_s: float) -> bool:
+        """Whether it ended within the time."""
         # Without reaping: the id of the group stays ours until kill() has signalled it.
         deadline = time.monotonic() + grace_s
         while self._process.returncode is None and time.monotonic() < deadline:
             try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-                    return
+                    return True
             except ChildProcessError:  # another thread reaped it
-                return
+                return True
             time.sleep(0.01)
+        return self._process.returncode is not None
 
     def _hang_up(self) -> None:
         # A plain close would not wake our own reader, and the child would see no end of file while it reads.
@@ -137,6 +161,7 @@ class ChildProcess:
             while True:
                 self._inbox.put(self._connection.recv())
         except Exception:  # end of file, or bytes that are no message: either way this child cannot be talked to
+            self._gone.set()
             self._inbox.put(None)
 
     def _read_output(self) -> None:

@@ -273,6 +273,19 @@ def hopeless(rounds: Rounds, name: str, incumbent_us: float | None) -> str:
     return ""
 
 
+def enough_for(burst: Timed, baselines: Sequence[str], incumbent_us: float | None) -> Callable[[Rounds], bool]:
+    """When a candidate has had enough rounds: its ratio is known, it cannot win, or it takes too long."""
+
+    def enough(rounds: Rounds) -> bool:
+        return (
+            precise(rounds, burst.name, baselines)
+            or bool(hopeless(rounds, burst.name, incumbent_us))
+            or exhausted(rounds, burst)
+        )
+
+    return enough
+
+
 def exhausted(rounds: Rounds, burst: Timed) -> bool:
     """Whether a slow candidate has had its share of GPU time."""
     ours = rounds.times_us(burst.name)

@@ -1,7 +1,8 @@
 """Messages between a GPU child and its parent, and the loop that serves them in the child.
 
-The child says what it begins (PhaseStarted) and ends each job with one Done or Failed. Exceptions never travel: they
-are turned into text in the child, so that one that cannot be pickled is no special case.
+A child imports what takes long, says Warm, and touches the GPU only when it is told to Open it. Then it says what it
+begins (PhaseStarted) and ends each job with one Done or Failed. Exceptions never travel: they are turned into text in
+the child, so that one that cannot be pickled is no special case.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 
 EXIT_UNHEALTHY = 4
 EXIT_TAINTED = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Open:
+    """From the parent: the GPU is yours, create a context and check its health."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warm:
+    """The child has imported what takes long. It holds nothing of the GPU yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +74,11 @@ class Done:
     """The job ended with a reply.
 
     reply: of the type that belongs to the job
+    doubtful: whether the data that it was judged by was found damaged afterwards, by whichever candidate
     """
 
     reply: Reply
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +95,8 @@ class Failed:
     tainted: bool
 
 
-type Message = PhaseStarted | Ready | Unhealthy | Done | Failed
+type Message = Warm | PhaseStarted | Ready | Unhealthy | Done | Failed
+type Order = Open | Job
 
 
 class Report(Protocol):
@@ -95,10 +109,13 @@ class Report(Protocol):
 class Worker(Protocol):
     """What a child does between messages."""
 
+    def warm(self) -> None:
+        """Import what takes long, without touching the device. May raise anything."""
+
     def start(self, report: Report) -> DeviceFacts:
         """Open the device and check its health. Raises for a device that cannot be used."""
 
-    def run(self, job: Job, report: Report) -> Reply:
+    def run(self, job: Job, report: Report) -> Done:
         """Run one job. May raise anything."""
 
     def failure(self, error: Exception) -> Failed:
@@ -112,12 +129,17 @@ def serve(connection: Connection, worker: Worker) -> int:
         connection.send(PhaseStarted(phase=phase, subject=subject))
 
     try:
+        worker.warm()
+        connection.send(Warm())
+        if _next_order(connection) is None:
+            return 0
         facts = worker.start(report)
     except Exception as error:  # the boundary of the process: whatever went wrong, the parent must hear of it
         connection.send(Unhealthy(reason=describe(error)))
         return EXIT_UNHEALTHY
     connection.send(Ready(facts=facts))
-    while (job := _next_job(connection)) is not None:
+    while (job := _next_order(connection)) is not None:
+        assert not isinstance(job, Open), "opened twice"
         answer = _answer(worker, job, report)
         _send(connection, answer)
         if isinstance(answer, Failed) and answer.tainted:
@@ -125,17 +147,17 @@ def serve(connection: Connection, worker: Worker) -> int:
     return 0
 
 
-def _next_job(connection: Connection) -> Job | None:
+def _next_order(connection: Connection) -> Order | None:
     try:
-        job: Job | None = connection.recv()
+        order: Order | None = connection.recv()
     except (EOFError, ConnectionError):
         return None
-    return job
+    return order
 
 
 def _answer(worker: Worker, job: Job, report: Report) -> Done | Failed:
     try:
-        return Done(reply=worker.run(job, report))
+        return worker.run(job, report)
     except Exception as error:  # the boundary of the process: a candidate may raise anything
         return worker.failure(error)
 

@@ -1,0 +1,202 @@
+"""Every row through every gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.artifacts import write_atomically
+from kernels.gemm_sm90 import FAULTS
+from tests.soak.gates.builds import CONFIG, COST, HEALTHY, PROBLEM, TUNED, Builds, Plan, as_dict, stress_plans
+from tests.soak.gates.process import GateProcess
+from tuner.gpu.memcheck import sanitize
+from tuner.gpu.soak import SoakJob, soak
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = 1
+SEED = 1
+WARM = 2
+SANITIZERS = ("memcheck", "racecheck")
+SANITIZERS_AT_ONCE = 8
+SANITIZER_S = 60.0
+COMMAND = "python -m tests.soak.gates run OUT_DIR"
+
+
+class Gates:
+    """Runs what is missing and writes after each step, so that a run that is cut can go on.
+
+    path: the results
+    limit_s: no step begins after it
+    """
+
+    def __init__(self, path: Path, *, limit_s: float) -> None:
+        self._path = path
+        self._began = time.monotonic()
+        self._limit_s = limit_s
+        self.found: dict[str, Any] = {"schema": SCHEMA, "command": COMMAND, "rows": {}}
+        if path.is_file():
+            self.found = json.loads(path.read_text(encoding="utf-8"))
+        self._warm: deque[GateProcess] = deque()
+
+    def run(self, rows: Sequence[str], processes: int) -> None:
+        """All gates on these rows."""
+        missing = [row for row in rows if not self._complete(row)]
+        builds: Builds | None = None
+        with tempfile.TemporaryDirectory(prefix="gates-") as folder:
+            try:
+                builds = Builds(missing, folder, processes)
+                self._fill()
+                self._exclusive(missing, builds)
+                self._sanitized(missing, builds)
+            finally:
+                for process in self._warm:
+                    process.kill()
+                if builds is not None:
+                    builds.close()
+        self.found["wall_s"] = round(self.found.get("wall_s", 0.0) + time.monotonic() - self._began, 1)
+        self._write()
+
+    # ------------------------------------------------------------------ one after the other: nothing else on the GPU
+
+    def _exclusive(self, rows: Sequence[str], builds: Builds) -> None:
+        for row in rows:
+            kept = self.found["rows"].setdefault(row or "healthy", {"meaning": FAULTS.get(row, "no bug")})
+            if "structure" not in kept:
+                built = builds.get(row, TUNED)
+                self.found["toolchain"] = built["toolchain"]
+                kept["structure"] = {
+                    key: built[f"structure_{key}" if key == "s" else key] for key in ("findings", "unjudged", "s")
+                }
+                self._write()
+            if "comparison" not in kept and self._has_time():
+                kept["comparison"] = self._launched(row, [TUNED], builds, by_inputs=True)
+            if "stress" not in kept and self._has_time():
+                plans = stress_plans(row)
+                # Who hangs at once needs no more builds to show it.
+                chosen = plans[:1] if "hung" in kept.get("comparison", {}) else plans
+                kept["stress"] = self._launched(row, chosen, builds, by_inputs=False)
+            if "soak" not in kept and self._has_time() and not _caught_by_launching(kept):
+                kept["soak"] = self._soaked(builds.get(row, TUNED))
+            self._write()
+            self._say(row, kept)
+        if "cost" not in self.found and self._has_time():
+            self.found["cost"] = self._launched(HEALTHY, [COST], builds, by_inputs=False, stage="cost")
+            self._write()
+
+    def _launched(
+        self, row: str, plans: Sequence[Plan], builds: Builds, *, by_inputs: bool, stage: str = "builds"
+    ) -> dict[str, Any]:
+        """Builds of one row in one process."""
+        jobs = [builds.job(row, plan) for plan in plans]
+        since = time.monotonic()
+        process = self._warm.popleft()
+        found: dict[str, Any] = {"builds": []}
+        for message in process.run({"stage": stage, "builds": jobs, "seed": SEED, "by_inputs": by_inputs}):
+            if "ready" in message:
+                self.found.setdefault("environment", message["environment"])
+                since = time.monotonic()
+            elif "begin" in message:
+                found["at"] = message["begin"]
+            elif "build" in message:
+                found["builds"].append(message)
+            else:
+                found.update(message)
+        self._fill()
+        return {**found, "wall_s": round(time.monotonic() - since, 2)}
+
+    def _soaked(self, module: dict[str, Any]) -> dict[str, Any]:
+        since = time.monotonic()
+        job = SoakJob(problem=PROBLEM, module_path=Path(module["path"]), module_sha256=module["sha256"], seed=SEED)
+        report = soak(job, stall_s=10.0)
+        wall_s = round(time.monotonic() - since, 2)
+        return {
+            "verdict": report.verdict.value,
+            "detail": report.detail,
+            "launches": dict(report.launches),
+            "gpu_s": report.gpu_s,
+            "wall_s": wall_s,
+        }
+
+    # ------------------------------------------------------------------ at the same time: timing does not matter here
+
+    def _sanitized(self, rows: Sequence[str], builds: Builds) -> None:
+        tasks = [
+            (row, tool)
+            for tool in SANITIZERS
+            for row in rows
+            if tool not in self.found["rows"][row or "healthy"] and self._has_time()
+        ]
+        tasks.sort(key=lambda task: len(stress_plans(task[0])))  # those that will hang first: they take longest
+        with ThreadPoolExecutor(SANITIZERS_AT_ONCE) as threads:
+            futures = {task: threads.submit(self._sanitize, *task, builds) for task in tasks}
+            for (row, tool), future in futures.items():
+                self.found["rows"][row or "healthy"][tool] = future.result()
+                self._write()
+                print(f"{row or 'healthy'}: {tool} {future.result()}", flush=True)
+
+    def _sanitize(self, row: str, tool: str, builds: Builds) -> dict[str, Any]:
+        if not self._has_time():
+            return {"ran": False, "errors": 0, "detail": "no time left", "wall_s": 0.0}
+        since = time.monotonic()
+        launches = []
+        for plan in stress_plans(row):
+            if not plan.delays_ns:
+                problem = as_dict(plan.problem)
+                shape = {key: problem[key] for key in ("m", "n", "k", "dtype")}
+                launches.append({"path": builds.get(row, plan)["path"], **shape})
+        report = sanitize(tool, launches, timeout_s=SANITIZER_S)
+        wall_s = round(time.monotonic() - since, 2)
+        self.found.setdefault("sanitizer", report.version)
+        return {"ran": report.ran, "errors": report.errors, "detail": report.detail, "wall_s": wall_s}
+
+    # ------------------------------------------------------------------ bookkeeping
+
+    def _complete(self, row: str) -> bool:
+        kept = self.found["rows"].get(row or "healthy", {})
+        return {"structure", "comparison", "stress", *SANITIZERS} <= kept.keys()
+
+    def _fill(self) -> None:
+        while len(self._warm) < WARM:
+            self._warm.append(GateProcess())
+
+    def _has_time(self) -> bool:
+        return time.monotonic() - self._began < self._limit_s
+
+    def _write(self) -> None:
+        self.found["problem"], self.found["config"] = as_dict(PROBLEM), CONFIG.to_dict()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, (json.dumps(self.found, indent=1) + "\n").encode())
+
+    def _say(self, row: str, kept: dict[str, Any]) -> None:
+        builds = kept.get("stress", {}).get("builds", [])
+        said = {
+            "structure": [text.partition(":")[0] for text in kept["structure"]["findings"]],
+            "tuned size": [build["outcome"] for build in kept.get("comparison", {}).get("builds", [])],
+            "stress": f"{sum(build['outcome'] != 'clean' for build in builds)} of {len(builds)} builds",
+            "soak": kept.get("soak", {}).get("verdict", ""),
+        }
+        stops = [kept.get(stage, {}).get(end) for stage in ("comparison", "stress") for end in ("hung", "crashed")]
+        print(
+            f"{time.monotonic() - self._began:5.0f} s {row or 'healthy'}: {said} {[s for s in stops if s]}", flush=True
+        )
+
+
+def _caught_by_launching(kept: dict[str, Any]) -> bool:
+    """Whether comparing or repeating at the tuned size has already found it: a soak would find it too."""
+    comparison = kept.get("comparison", {})
+    return comparison.keys().isdisjoint({"done"}) or any(build["outcome"] != "clean" for build in comparison["builds"])
+
+
+def run(out: Path, *, rows: Sequence[str], limit_s: float, processes: int = 0) -> dict[str, Any]:
+    """All gates on the healthy kernel and on these bugs; returns what stands in OUT/gates.json."""
+    gates = Gates(out / "gates.json", limit_s=limit_s)
+    gates.run([HEALTHY, *rows], processes or os.cpu_count() or 1)
+    return gates.found
