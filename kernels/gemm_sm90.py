@@ -64,11 +64,16 @@ FAULTS = {
     "half_multicast": "the shared operand is multicast to this CTA only",
     "wrong_row": "the last tile is stored one row too low",
     "illegal_address": "values are written far outside of shared memory, or of D",
-    "no_turn": "a consumer does not wait for its turn, so it takes another tile's stages for its own",
+}
+# Those of one form only.
+SPLIT_FAULTS = {
     "no_parts_wait": "an owner adds up the parts of K before they have arrived",
     "no_sum_wait": "parts are sent over those of the tile before, which their owner may still read",
     "parts_bytes": "an owner expects the bytes of one part fewer, so it adds up before the last has arrived",
     "early_sum_release": "an owner lets the next parts come before it has read these",
+}
+PINGPONG_FAULTS = {
+    "no_turn": "a consumer does not wait for its turn, so it takes another tile's stages for its own",
 }
 
 
@@ -90,7 +95,7 @@ def build_gemm_sm90(
     """
     if reason := violation(problem, config, sm_count, unproven=unproven):
         raise ConfigError(reason)
-    variant = _variant(fault, delays_ns or {})
+    variant = _variant(config, fault, delays_ns or {})
     plan = Plan(problem=problem, config=config, sm_count=sm_count)
 
     M, N, K, dtype = problem.m, problem.n, problem.k, problem.dtype.long_name
@@ -328,9 +333,11 @@ def build_gemm_sm90(
     return gemm
 
 
-def _variant(fault: str, delays_ns: Mapping[str, int]) -> Variant:
-    if fault and fault not in FAULTS:
-        raise ConfigError(f"unknown fault {fault!r}: use one of {', '.join(FAULTS)}")
+def _variant(config: Sm90GemmConfig, fault: str, delays_ns: Mapping[str, int]) -> Variant:
+    known = FAULTS | (SPLIT_FAULTS if config.split_k > 1 else {})
+    known |= PINGPONG_FAULTS if config.schedule == "pingpong" else {}
+    if fault and fault not in known:
+        raise ConfigError(f"unknown fault {fault!r}: for this config use one of {', '.join(known)}")
     if unknown := set(delays_ns) - set(DELAY_POINTS):
         raise ConfigError(f"unknown delay point {sorted(unknown)[0]!r}: use one of {', '.join(DELAY_POINTS)}")
     if any(longest < 1 or longest & (longest - 1) for longest in delays_ns.values()):

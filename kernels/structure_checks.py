@@ -408,7 +408,8 @@ class Exchange(Check):
 
     def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
         super().__init__(facts, trace, report)
-        self.may_send = self.may_read = self.unannounced = False
+        self.may_send = self.may_read = self.unannounced = self.summed = False
+        self.owns = any(event.kind == "shared_read" for event in trace.events)
 
     def see(self, event: Event, slot: Slot | None) -> None:
         if event.kind == "mbarrier_wait" and slot and slot.ring == "sum2parts":
@@ -421,7 +422,7 @@ class Exchange(Check):
             if not self.may_send:
                 self.report("parts wait", event.line, f"{event.text} sends a part without a wait on sum2parts")
         elif event.kind == "shared_read":
-            self.unannounced = True
+            self.unannounced = self.summed = True
             if not self.may_read:
                 self.report("sum wait", event.line, f"{event.text} reads a part without a wait on parts2sum")
         elif event.kind == "named_barrier":
@@ -432,8 +433,10 @@ class Exchange(Check):
     def release(self, event: Event, slot: Slot) -> None:
         if self.unannounced:
             self.report("sum release", event.line, f"{event.text} follows reads of parts without a named barrier")
-        if slot.rank == self.trace.rank:
-            self.may_send = self.may_read = False
+        elif self.owns and not self.summed:
+            self.report("sum release", event.line, f"{event.text} lets new parts come before these were read")
+        if slot.rank == self.config.cluster_size - 1:  # the last of a round
+            self.may_send = self.may_read = self.summed = False
 
 
 class Turns(Check):
