@@ -72,6 +72,9 @@ def _won(
     where: str,
     consumers: int = 1,
     cluster: int = 1,
+    swap: bool = False,
+    split: int = 1,
+    epi_n: int = 0,
 ) -> MeasuredConfig:
     config = Sm90GemmConfig(
         num_consumers=consumers,
@@ -80,7 +83,10 @@ def _won(
         blk_k=blk_k,
         pipe_depth=depth,
         cta_group=cluster,
-        epi_n=_epilogue_width(blk_n),
+        epi_n=epi_n or (8 if swap else _epilogue_width(blk_n)),
+        epi_stages=1 if swap or split > 1 else 2,
+        swap_ab=swap,
+        split_k=split,
     )
     return MeasuredConfig(config=config, rows=rows, where=where)
 
@@ -108,6 +114,11 @@ MEASURED: tuple[MeasuredConfig, ...] = (
     _won(64, 96, 64, depth=10, rows=FEWER, where="256x3072x4096 bf16 1.09"),
     _won(64, 64, 64, depth=12, rows=FEWER, where="128x4096x14336 fp16 1.10, 128x4096x9216 fp16 1.20 (depth 13)"),
     _won(64, 16, 64, depth=16, rows=FEWER, where="256x128x2880 bf16 1.12"),
+    _won(64, 64, 64, depth=8, split=8, epi_n=16, rows=FEWER, where="128x256x7168 bf16 1.09"),
+    _won(128, 64, 64, depth=6, split=8, epi_n=32, rows=FEWER, where="128x576x7168 bf16 1.03"),
+    _won(64, 8, 128, depth=9, swap=True, split=3, rows=(1, 8), where="1x2112x7168 bf16 1.18"),
+    _won(64, 8, 128, depth=11, swap=True, rows=(1, 8), where="1x7168x4096 bf16 1.22"),
+    _won(64, 16, 128, depth=9, swap=True, rows=(9, 16), where="16x7168x4096 fp16 1.05"),
     _won(64, 64, 128, depth=6, rows=DECODE, where="64x7168x4096 fp16 1.05, 1x24576x1536 bf16 1.11"),
     _won(64, 32, 128, depth=9, rows=DECODE, where="64x4096x7168 fp16 1.23 (depth 8), 1x2880x4096 bf16 1.33"),
     _won(64, 48, 128, depth=7, rows=DECODE, where="64x4096x14336 bf16 1.12, 1x6144x4096 bf16 1.10"),

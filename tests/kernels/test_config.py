@@ -67,7 +67,7 @@ def test_step9_uses_the_shared_memory_and_tmem_of_the_published_kernel() -> None
         (Sm90GemmConfig(share="A"), ("share = A", "cta_group = 1")),
         (Sm90GemmConfig(split_k=17), ("split_k = 17",)),
         (Sm90GemmConfig(split_k=2, cta_group=2, blk_n=64), ("split_k = 2", "cta_group = 1")),
-        (Sm90GemmConfig(split_k=2, pipe_depth=4), ("65536 B", "232448")),
+        (Sm90GemmConfig(split_k=2, pipe_depth=4), ("98304 B epilogue", "232448")),
         (Sm90GemmConfig(swap_ab=True, blk_n=12, epi_n=4, epi_stages=1), ("blk_n = 12", "multiples of 8")),
         (Sm90GemmConfig(swap_ab=True, epi_n=8), ("epi_stages = 2", "must be 1")),
         (Sm90GemmConfig(swap_ab=True, epi_n=16, epi_stages=1), ("epi_n = 16", "must be 8")),
