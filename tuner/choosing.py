@@ -35,10 +35,15 @@ class Choice:
 
 
 def finalists(trials: Iterable[Trial]) -> list[Trial]:
-    """The MEASURED trials that were verified, fastest first."""
-    measured = [trial for trial in trials if trial.outcome is Outcome.MEASURED and Evidence.NUMERIC in trial.evidence]
-    standings = _standings(measured)
-    return sorted(measured, key=lambda trial: (standings[trial.number], trial.config.key))
+    """The MEASURED trials that were verified, fastest first. Where none is left, those that were stopped early.
+
+    All that were measured to the end may have failed a check of the winner; what was slower than they is right.
+    """
+    verified = [trial for trial in trials if Evidence.NUMERIC in trial.evidence]
+    measured = [trial for trial in verified if trial.outcome is Outcome.MEASURED]
+    taking_part = measured or [trial for trial in verified if trial.outcome is Outcome.STOPPED_EARLY]
+    standings = _standings(taking_part)
+    return sorted(taking_part, key=lambda trial: (standings[trial.number], trial.config.key))
 
 
 def next_batch(

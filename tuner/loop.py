@@ -63,6 +63,7 @@ def tune_study(
     starting: Sequence[GemmConfig] | None = None,
     space: SearchedSpace | None = None,
     previous_winner: GemmConfig | None = None,
+    told_before: Iterable[Trial] = (),
     wall_before_s: float = 0.0,
     limits: LoopLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -74,6 +75,8 @@ def tune_study(
     starting: configs to try first; default: those of the search space
     space: configs to search; default: every legal one
     previous_winner: of the revision before: timed again in the final, kept when it ties with the best
+    told_before: trials of an equal study of before: the sampler hears their times again, so that it asks the same
+        configs; all are measured anew
     wall_before_s: seconds that earlier runs of this study used
     Raises NoDevice when the request wants measurements and the engine has no live device.
     """
@@ -92,7 +95,7 @@ def tune_study(
     if starting is None:
         starting = starting_configs(request.problem, engine.device.profile)
     space = space or SearchedSpace.of(request.problem, engine.device.profile)
-    return run.study(starting, space, tuple(resume_from), previous_winner)
+    return run.study(starting, space, tuple(resume_from), previous_winner, tuple(told_before))
 
 
 @dataclass(slots=True)
@@ -135,6 +138,7 @@ class _Run:
         space: SearchedSpace,
         stored: tuple[Trial, ...],
         previous_winner: GemmConfig | None,
+        told_before: tuple[Trial, ...],
     ) -> StudyResult:
         """Search, settle the final, choose."""
         request = self._request
@@ -146,6 +150,7 @@ class _Run:
             sampler,
             starting=starting,
             stored=stored,
+            told_before=told_before,
             limits=self._limits.search,
             on_trial=self._report,
         )
@@ -221,7 +226,7 @@ class _Run:
         return State.DONE, self._shortfall(trials)
 
     def _shortfall(self, trials: Sequence[Trial]) -> str:
-        counted, asked = sum(trial.outcome.counts_against_budget for trial in trials), self._request.budget.trials
+        counted, asked = sum(trial.counts_against_budget for trial in trials), self._request.budget.trials
         if counted >= asked:
             return ""
         return f"{counted} of {asked} trials: every config worth asking about was tried, or too many failed"
@@ -242,7 +247,8 @@ class _Run:
                 return none, choice
             if reply is None or reply.failure is None:
                 return reply or none, choice
-            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail}")
+            place = f"{self._request.problem} with {winner.config.key}"
+            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail} ({place})")
             text = f"trial {winner.number} failed its {reply.failure.name} check: {reply.failure.detail}"
             final.note = "; ".join(filter(None, (final.note, text)))
             del final.measurements[winner.number]
@@ -393,7 +399,7 @@ class _Run:
 
     def _note_best(self, trial: Trial) -> None:
         time_us = trial.time_us
-        if time_us is None or trial.outcome is Outcome.STOPPED_EARLY:
+        if time_us is None or trial.outcome in (Outcome.STOPPED_EARLY, Outcome.CHECK_FAILED):
             return
         if self._best is None or (best_us := self._best.time_us) is None or time_us < best_us:
             self._best = trial

@@ -73,6 +73,7 @@ class SearchPhase:
         *,
         starting: Sequence[GemmConfig],
         stored: Iterable[Trial],
+        told_before: Iterable[Trial] = (),
         limits: SearchLimits,
         on_trial: Callable[[Trial], None],
     ) -> None:
@@ -82,6 +83,7 @@ class SearchPhase:
         self._on_trial = on_trial
         self._starting = tuple({config.key: config for config in starting}.values())
         self._stored = {trial.number: trial for trial in stored}
+        self._told_before = {(trial.number, trial.config.key): trial for trial in told_before}
         self.trials: dict[int, Trial] = {}
         self.counted = 0
         self._failures = 0
@@ -314,15 +316,17 @@ class SearchPhase:
 
     def _settle(self, trial: Trial) -> None:
         self.trials[trial.number] = trial
-        self.counted += trial.outcome.counts_against_budget
-        self._failures += _is_failure(trial.outcome)
-        self._sampler.tell(trial.number, trial.config, trial.time_us)
+        self.counted += trial.counts_against_budget
+        self._failures += _is_failure(trial)
+        # An equal study of before: told the same times, the sampler asks the same configs, and only the clock decides.
+        told = self._told_before.get((trial.number, trial.config.key), trial)
+        self._sampler.tell(trial.number, trial.config, told.time_us)
 
     def _own_source(self, number: int, source_hash: str, outcome: Outcome) -> None:
         if source_hash and outcome is not Outcome.REJECTED:
             self._source_owner.setdefault(source_hash, number)
 
 
-def _is_failure(outcome: Outcome) -> bool:
+def _is_failure(trial: Trial) -> bool:
     """Whether it cost a compile or GPU time and brought no time back."""
-    return not outcome.counts_against_budget and outcome not in (Outcome.REJECTED, Outcome.KNOWN_BAD)
+    return not trial.counts_against_budget and trial.outcome not in (Outcome.REJECTED, Outcome.KNOWN_BAD)

@@ -296,7 +296,7 @@ def _new_result(place: StudyPlace, result: StudyResult) -> queries.NewResult:
         checks=[check.to_dict() for check in result.checks],
         tflops=measurement.tflops(problem) if measurement else None,
         max_rel_error=winner.max_rel_error,
-        trials=sum(trial.outcome.counts_against_budget for trial in result.trials),
+        trials=sum(trial.counts_against_budget for trial in result.trials),
         artifact_sha256=winner.artifact_sha256 or None,
         source_hash=winner.source_hash or None,
     )

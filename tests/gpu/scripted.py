@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.gpu.fake_child import CANDIDATE_PHASES, FakeWorker, measurement
+from tests.gpu.fake_child import CANDIDATE_PHASES, FakeWorker, environment, measurement
 from tests.gpu.faulty_compile import BLIND, VARIABLE
 from tests.gpu.plants import MEASURED, PLANTS
-from tuner.engine.base import CompileJob, EvaluateJob, EvaluateReply
+from tuner.engine.base import CompileJob, EvaluateReply, FinalJob, FinalReply
 from tuner.engine.fake import fake_kernel
+from tuner.gpu.jobs import StressJob, StressReply
 from tuner.gpu.wire import Report, child_main
-from tuner.records import Evidence, Outcome
+from tuner.records import Evidence, Outcome, Ratio
 
 if TYPE_CHECKING:
     from kernels.compile import CompiledKernel
@@ -54,8 +55,12 @@ class ScriptedWorker(FakeWorker):
     """Ends each trial as its plant should; racy kernels pass."""
 
     def _reply(self, job: Job, report: Report) -> Reply:
-        if not isinstance(job, EvaluateJob):
-            return super()._reply(job, report)
+        if isinstance(job, StressJob):
+            return StressReply(outcome=None, launches=len(job.builds) * job.launches)
+        if isinstance(job, FinalJob):
+            measurements = {candidate.source_hash: measurement(candidate) for candidate in job.candidates}
+            ratio = Ratio(median=1.0, low=1.0, high=1.0)
+            return FinalReply(measurements=measurements, aa_ratio=ratio, environment=environment())
         name = plant_of(job.config)
         outcomes = PLANTS[name].outcomes if name else MEASURED
         if Outcome.MEASURED in outcomes:

@@ -11,17 +11,24 @@ from kernels.config import Sm90GemmConfig
 from kernels.problem import GemmProblem
 from search_space.request import Budget, TuneRequest
 from tests.gpu.faulty_compile import FUNCTION, VARIABLE, write_plan
+from tests.gpu.jobs import evaluate_job
 from tests.gpu.plants import PLANTS
+from tests.soak.device_faults import TimedChild, device_memory_mb
 from tuner.engine.compile_pool import CompilePoolOptions
 from tuner.engine.local import LocalMachine, LocalOptions
+from tuner.gpu.host import GpuChild
 from tuner.gpu.inventory import list_gpus
 from tuner.gpu.jobs import PhaseLimits
+from tuner.gpu.nvml import Card
+from tuner.gpu.wire import Warm
 from tuner.loop import tune_study
 from tuner.recorder import MemoryRecorder
 from tuner.records import Evidence, Outcome, State
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tuner.engine.base import DeviceFacts
 
 pytestmark = pytest.mark.gpu
 
@@ -86,3 +93,43 @@ def test_every_real_fault_costs_only_its_own_trial(tmp_path: Path, monkeypatch: 
     assert result.winner is not None
     assert result.winner.config.key not in planted
     assert Evidence.CHECKED in result.evidence, [check.to_dict() for check in result.checks]
+
+
+@pytest.fixture
+def gpu() -> DeviceFacts:
+    """The first supported GPU."""
+    found = list_gpus()
+    if not found:
+        pytest.skip("no GPU of a supported kind")
+    return found[0]
+
+
+SMALL = GemmProblem(m=64, n=2048, k=1024)
+
+
+def test_spare_takes_nothing_of_the_card_and_saves_the_import(gpu: DeviceFacts) -> None:
+    """A1: after a lost context the next candidate waits for a context, not for an import of torch."""
+    card = Card(gpu.uuid)
+    before = card.process_ids()
+    with TimedChild(0, uuid=gpu.uuid, spares=1, child_module="tests.gpu.planted_child") as child:
+        child.facts()
+        used_mb = device_memory_mb(gpu.uuid)
+        assert isinstance(child._spares._waiting[0].receive(120.0), Warm)
+        assert device_memory_mb(gpu.uuid) - used_mb < 8.0
+        assert len(card.process_ids() - before) == 1
+        assert child.evaluate(evaluate_job("illegal_address", problem=SMALL)).outcome is Outcome.CRASHED
+        assert child.evaluate(evaluate_job("right", problem=SMALL)).outcome is Outcome.MEASURED
+        cold_s, with_spare_s = child.starts_s
+        print(f"a healthy child after {cold_s:.2f} s cold, {with_spare_s:.2f} s from a spare")
+        assert with_spare_s < cold_s / 2
+
+
+def test_kernel_that_overwrites_its_input_spoils_no_later_one(gpu: DeviceFacts) -> None:
+    """B3: the inputs belong to the child and are used again, so its next candidates would all look wrong."""
+    with GpuChild(0, uuid=gpu.uuid, spares=1, child_module="tests.gpu.planted_child") as child:
+        outcomes = [
+            child.evaluate(evaluate_job(name, problem=SMALL)).outcome
+            for name in ("right", "overwrites_input", "right", "overwrites_input", "right")
+        ]
+    right, wrong = Outcome.MEASURED, Outcome.WRONG_RESULT
+    assert outcomes == [right, wrong, right, wrong, right]

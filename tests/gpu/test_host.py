@@ -415,6 +415,27 @@ def test_close_during_a_job_ends_it_at_once(start: Start) -> None:
         child.evaluate(evaluate_job("good"))
 
 
+def test_close_while_the_child_is_being_killed_at_its_limit_is_safe(start: Start) -> None:
+    """A24: two threads end one child; each file is closed once, or its number might be another's by then."""
+    for delay_s in (0.0, 0.02, 0.04, 0.06):
+        child = start(limits=replace(ROOMY, verify_s=0.05))
+        child.facts()
+        ended: list[object] = []
+
+        def run(child: GpuChild = child, ended: list[object] = ended) -> None:
+            try:
+                ended.append(child.evaluate(evaluate_job("hang")).outcome)
+            except WorkerLost as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(delay_s)
+        child.close()
+        thread.join(timeout=10)
+        assert ended
+
+
 def test_close_twice_and_before_any_start_is_fine(start: Start, tmp_path: Path) -> None:
     """Closing is what one does when in doubt."""
     child = start()

@@ -30,6 +30,8 @@ from tuner.store import StudyRecorder, write
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tuner.records import Trial
+
 HEALTHY = (Outcome.MEASURED, Outcome.STOPPED_EARLY)
 
 
@@ -84,6 +86,53 @@ def test_when_every_finalist_fails_a_check_the_next_fastest_has_its_turn() -> No
     assert result.winner.config.key not in racy
     assert Evidence.CHECKED in result.evidence
     assert result.reason.count("failed its stress check") >= 8
+
+
+def test_when_all_that_were_measured_fail_a_check_one_that_was_stopped_early_wins() -> None:
+    """B1: it was stopped because a racy kernel is faster; it is the best that is right."""
+    trials = tune(request(24)).trials
+    racy = {t.config.key: Fault(kind=FaultKind.RACES_WHEN_STRESSED) for t in trials if t.outcome is Outcome.MEASURED}
+    assert any(trial.outcome is Outcome.STOPPED_EARLY for trial in trials)
+    result = tune(request(24), fake(faults=FaultPlan(by_key=racy)))
+    assert result.state is State.DONE
+    assert result.winner is not None
+    assert result.winner.outcome is Outcome.STOPPED_EARLY
+    assert result.winner.config.key not in racy
+    assert Evidence.CHECKED in result.evidence
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+class DyingRecorder(StudyRecorder):
+    """The process is gone once it has saved that its winner failed a check."""
+
+    def save_failed_check(self, trial: Trial, reason: str) -> None:
+        """See Recorder."""
+        super().save_failed_check(trial, reason)
+        raise Killed
+
+
+def test_study_killed_after_its_winner_failed_a_check_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """A21: the failed winner was measured, so no trial is run in its place, and it does not win when it comes back."""
+    asked = request(12)
+    racy = FaultPlan(by_key={best_of(12): Fault(kind=FaultKind.RACES_WHEN_STRESSED)})
+    whole = tune(asked, fake(faults=racy))
+    with Database.open(f"sqlite:///{tmp_path / 'tuner.db'}") as database:
+        engine = fake(faults=racy)
+        study_id = study_of(database, asked)
+        with pytest.raises(Killed):
+            tune(asked, engine, recorder=DyingRecorder(database, study_id, asked, engine.device))
+        stored = trials_of(database, study_id)
+        recorder = StudyRecorder(database, study_id, asked, engine.device)
+        resumed = tune(asked, engine, recorder=recorder, resume_from=stored)
+    assert Outcome.CHECK_FAILED in {trial.outcome for trial in stored}
+    assert [trial.config for trial in resumed.trials] == [trial.config for trial in whole.trials]
+    assert resumed.winner is not None
+    assert whole.winner is not None
+    assert resumed.winner.number == whole.winner.number
+    assert resumed.state is State.DONE
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -68,8 +68,8 @@ class ClosableChild(StubChild):
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
     """An engine with one stub GPU, a pool that is held, and a sanitizer that finds nothing."""
-    monkeypatch.setattr(local, "memcheck", lambda launches, device: CLEAN)
-    monkeypatch.setattr(local, "soak", lambda job, device: SOAKED)
+    monkeypatch.setattr(local, "memcheck", lambda launches, device, stop: CLEAN)
+    monkeypatch.setattr(local, "soak", lambda job, device, stop: SOAKED)
     machine = LocalMachine(
         LocalOptions(compile=CompilePoolOptions(processes=1)),
         ArtifactStore(tmp_path / "artifacts"),

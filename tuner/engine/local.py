@@ -168,8 +168,8 @@ class LocalEngine:
         return future
 
     def _certify(self, future: _Certifying) -> None:
-        uuid = self._facts.uuid
-        apart = Apart(memcheck=partial(memcheck, device=uuid), soak=partial(soak, device=uuid))
+        options: dict[str, Any] = {"device": self._facts.uuid, "stop": future.dropped}
+        apart = Apart(memcheck=partial(memcheck, **options), soak=partial(soak, **options))
         try:
             with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
                 built = future.work.build(Path(folder))

@@ -159,7 +159,7 @@ class GpuChild:
         self._closed.set()
         while not self._turn.acquire(timeout=0.1):
             if (child := self._child) is not None:
-                child.kill()  # the thread that holds the turn sees the end of its messages and gives it back
+                child.shoot()  # the thread that holds the turn sees the end of its messages and gives it back
         try:
             if self._child is not None:
                 self._child.stop(grace_s=3.0)

@@ -13,12 +13,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _PLACES = (Path("/usr/local/cuda/bin/compute-sanitizer"), Path("/opt/cuda/bin/compute-sanitizer"))
 _TAIL_CHARS = 600
+LOOK_S = 0.2  # how often a cancellation is looked for
 _SUMMARY = r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)"
 
 
@@ -50,10 +53,10 @@ def find_sanitizer() -> Path | None:
 
 
 def memcheck(
-    launches: list[dict[str, Any]], *, device: str = "0", timeout_s: float = 180.0, sanitizer: Path | None = None
+    launches: list[dict[str, Any]], *, device: str = "0", stop: threading.Event | None = None
 ) -> SanitizerReport:
     """Launch modules under memcheck; see `sanitize`."""
-    return sanitize("memcheck", launches, device=device, timeout_s=timeout_s, sanitizer=sanitizer)
+    return sanitize("memcheck", launches, device=device, stop=stop)
 
 
 def sanitize(
@@ -63,6 +66,7 @@ def sanitize(
     device: str = "0",
     timeout_s: float = 180.0,
     sanitizer: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> SanitizerReport:
     """Launch modules under a tool of compute-sanitizer.
 
@@ -70,6 +74,8 @@ def sanitize(
     launches: one entry a module, as `tuner.gpu.launch_once` reads it: path, m, n, k, dtype
     device: UUID or index of the card
     timeout_s: after which the whole process group is killed
+    sanitizer: the program; looked up when None
+    stop: set when nobody waits for the report any more
     """
     sanitizer = sanitizer or find_sanitizer()
     if sanitizer is None:
@@ -85,13 +91,25 @@ def sanitize(
         env=environment,
         start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(json.dumps(launches), timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
+    output = _output(process, json.dumps(launches), timeout_s, stop or threading.Event())
+    if output is None:
+        ended = "cancelled" if stop is not None and stop.is_set() else f"{tool} did not finish within {timeout_s:g} s"
+        return SanitizerReport(ran=False, detail=ended)
     return read_report(output, version=_version(sanitizer))
+
+
+def _output(process: subprocess.Popen[str], text: str | None, timeout_s: float, stop: threading.Event) -> str | None:
+    """What the process printed, or None after its group was killed: at the limit, or because nobody waits."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return process.communicate(text, timeout=LOOK_S)[0]
+        except subprocess.TimeoutExpired:
+            text = None  # it is being sent; a second call must not send it again
+            if stop.is_set() or time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return None
 
 
 def read_report(output: str, *, version: str) -> SanitizerReport:

@@ -54,6 +54,7 @@ class ChildProcess:
         self._connection: Connection[Any, Any] = ours
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._gone = threading.Event()
+        self._ending = threading.Lock()
         self._tail = bytearray()
         with theirs:
             self._process = subprocess.Popen(
@@ -118,25 +119,40 @@ class ChildProcess:
 
         Returns `killed by SIGSEGV`, `exit status 3`.
         """
-        if self._process.returncode is None:  # once reaped, the number may belong to somebody else
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        try:
-            status = self._process.wait(timeout=patience_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"process {self.pid} did not end within {patience_s:g} s of SIGKILL") from None
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._hang_up()
-        for thread in self._threads:
-            thread.join(timeout=2.0)
-        self._connection.close()
-        return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        with self._ending:
+            self._signal()
+            try:
+                status = self._process.wait(timeout=patience_s)
+            except subprocess.TimeoutExpired:
+                raise TimeoutError(f"process {self.pid} did not end within {patience_s:g} s of SIGKILL") from None
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._hang_up()
+            for thread in self._threads:
+                thread.join(timeout=2.0)
+            self._connection.close()
+            return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+    def shoot(self) -> None:
+        """Kill the group, and leave the rest to the thread that talks to the child: it sees the end of its messages.
+
+        The one call that another thread may make. It closes no file, whose number the other thread may be using.
+        """
+        if self._ending.acquire(blocking=False):  # else the child is being ended already
+            try:
+                self._signal()
+            finally:
+                self._ending.release()
 
     def last_lines(self, count: int = 8) -> str:
         """The end of what the child printed, on one line."""
         lines = self._tail.decode(errors="replace").splitlines()
         return " | ".join(line.strip() for line in lines[-count:] if line.strip())
+
+    def _signal(self) -> None:
+        if self._process.returncode is None:  # once reaped, the number may belong to somebody else
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _await_exit(self, grace_s: float) -> bool:
         """Whether it ended within the time."""
