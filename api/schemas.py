@@ -65,7 +65,7 @@ class ProblemIn(Strict):
     m: Extent
     """Rows of A and D."""
     n: Extent
-    """Rows of B, columns of D; a multiple of 8."""
+    """Rows of B, columns of D; a multiple of 8 on sm_100a."""
     k: Extent
     """Columns of A and B; a multiple of 8."""
     dtype: Name = "bf16"

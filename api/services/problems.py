@@ -24,7 +24,7 @@ def checked_problem(
     except InvalidProblem as error:
         field = error.field or "problem"
         raise ProblemError(f"{prefix}{field}: {error}", hint="see /openapi.json for types and ranges") from error
-    if reason := problem_violation(problem):
+    if reason := problem_violation(problem, target.arch):
         raise ProblemError(f"{prefix}{reason.split(' ', 1)[0]}: {reason}", hint=NOT_A_MULTIPLE)
     _check_memory(problem, target, prefix)
     return problem
