@@ -80,12 +80,13 @@ soak-cost: setup  ## what a trial and a question cost on this machine
 
 requirements: setup  ## pin again from pyproject.toml
 	$(PIP) install --quiet uv
-	$(COMPILE) --extra tuner --extra dev -o requirements/dev.txt
+	$(COMPILE) --extra tuner --extra postgres --extra dev -o requirements/dev.txt
 	$(COMPILE) -c requirements/dev.txt -o requirements/base.txt
 	$(COMPILE) -c requirements/dev.txt --extra server -o requirements/server.txt
+	$(COMPILE) -c requirements/dev.txt --extra server --extra postgres -o requirements/postgres.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner -o requirements/tuner.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
-	$(COMPILE) -c requirements/dev.txt --extra tuner --extra dev --extra verify -o requirements/verify.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra dev --extra verify -o requirements/verify.txt
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

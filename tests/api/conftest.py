@@ -16,6 +16,7 @@ from api.settings import ApiSettings
 from db import queries
 from db.database import Database
 from db.queries import NewResult
+from tuner.records import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,12 +67,15 @@ class Service:
                 queries.publish_result(session, result.id)
             return result.id
 
-    def add_device(self, environment: dict[str, Any] | None = None) -> None:
+    def add_device(
+        self, environment: dict[str, Any] | None = None, *, uuid: str = "GPU-1", state: str = "READY"
+    ) -> None:
         """Announce an H200."""
         with self.db.write() as session:
             queries.upsert_device(
                 session,
-                uuid="GPU-1",
+                uuid=uuid,
+                state=state,
                 name="NVIDIA H200",
                 arch="sm_90a",
                 sm_count=132,
@@ -133,12 +137,19 @@ def new_result(**changes: Any) -> NewResult:
         "config": SM90_CONFIG,
         "evidence": EVERYTHING,
         "environment": H200_ENVIRONMENT,
-        "environment_key": "NVIDIA H200|132|580|13.0|nvcc 13.0.88|abc",
         "median_us": 175.6,
         "ratio": {"cublaslt_best": 1.01},
         "artifact_sha256": "a" * 64,
+        "source_hash": "b" * 64,
     }
-    return NewResult(**(fields | changes))
+    fields |= changes
+    return NewResult(**{"environment_key": environment_key(fields), **fields})
+
+
+def environment_key(fields: dict[str, Any]) -> str:
+    """The key that the tuner gives the result."""
+    known = {"gpu_name": fields["device_name"], "arch": fields["arch"], "sm_count": 0} | fields["environment"]
+    return Environment.from_dict(known).key(fields["source_hash"])
 
 
 @pytest.fixture(scope="session")

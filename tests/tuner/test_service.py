@@ -20,16 +20,18 @@ from db import queries
 from db.database import Database
 from db.models import Job, Study
 from kernels.artifacts import ArtifactStore
+from kernels.devices import profile_named
 from kernels.problem import Dtype
 from search_space.request import Budget, TuneRequest
 from tests.tuner.support import PROBLEM, request, tune
-from tuner.engine.fake import FakeOptions, FakeTimes
+from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
 from tuner.engine.faults import FaultKind, FaultPlan
 from tuner.engines import FakeEngines
 from tuner.owners import Owner
 from tuner.records import Outcome
 from tuner.service import main, run_service
 from tuner.settings import Settings, SettingsError
+from tuner.store import note_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -374,6 +376,18 @@ def stored(database: Database, ids: list[str]) -> dict[tuple[str, int], str]:
 
 
 # ---------------------------------------------------------------------- settings
+
+
+def test_devices_are_noted_with_the_compilers_that_build_for_them(tmp_path: Path) -> None:
+    """C3: a GPU's own facts name no toolchain, and without one a change of it would make no result stale."""
+    facts = fake_device(profile_named("h200"))
+    assert facts.environment is not None
+    bare = replace(facts, environment=replace(facts.environment, toolchain="", cuda=""))
+    with Database.open(f"sqlite:///{tmp_path}/x.db") as database:
+        note_devices(database, [bare], toolchain="nvcc-13.0.88", cuda="13.0")
+        with database.read() as session:
+            environment = queries.devices(session)[0].environment
+    assert (environment["toolchain"], environment["cuda"]) == ("nvcc-13.0.88", "13.0")
 
 
 def test_settings_are_read_from_the_environment_once() -> None:
