@@ -11,7 +11,7 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full verify-compile \
+.PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full verify-compile \
 	soak-faults soak-cost requirements clean
 
 help:  ## list the targets
@@ -55,6 +55,9 @@ format: setup  ## let ruff rewrite what it can
 
 pytest: setup  ## tests that need no GPU, PostgreSQL or browser
 	$(PYTEST) -m 'not gpu and not postgres and not browser'
+
+test-postgres: setup  ## the tests of store, API and tuner on a PostgreSQL server that they start
+	$(PYTEST) -m postgres
 
 test: lint pytest  ## lint and pytest
 

@@ -73,7 +73,9 @@ class Database:
         self._busy_timeout_s = busy_timeout_s
         self._file = None if path is None else sqlite_file.note_open(path)
         self._direct = None if path is None else _Direct(path, engine, busy_timeout_s)
-        self._readers = sessionmaker(engine, expire_on_commit=False)
+        # One snapshot for the whole block: PostgreSQL would take a new one for each statement.
+        snapshot = engine.execution_options(isolation_level="REPEATABLE READ") if path is None else engine
+        self._readers = sessionmaker(snapshot, expire_on_commit=False)
         # IMMEDIATE: a transaction that reads before it writes would otherwise fail at once, without waiting, when
         # another writer came in between (measured with SQLite 3.40 in WAL mode).
         self._writers = sessionmaker(engine.execution_options(**{_BEGIN: "IMMEDIATE"}), expire_on_commit=False)

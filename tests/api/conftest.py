@@ -15,7 +15,9 @@ from api.app import create_app
 from api.settings import ApiSettings
 from db import queries
 from db.database import Database
+from db.models import new_id
 from db.queries import NewResult
+from tests.conftest import BACKENDS
 from tuner.records import Environment
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from db.models import Result, Study
+    from tests.postgres import PostgresServer
 
 H200_ENVIRONMENT = {
     "gpu_name": "NVIDIA H200",
@@ -189,14 +192,24 @@ def http(running: tuple[Any, str]) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, blank_database: Path, tmp_path: Path) -> Iterator[str]:
+    """An empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{shutil.copy(blank_database, tmp_path / 'tuner.db')}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = f"api_{new_id()[:12]}"
+    yield server.create(name, template=request.getfixturevalue("postgres_template"))
+    server.drop(name)
+
+
 @pytest.fixture
-def service(running: tuple[Any, str], http: httpx.Client, blank_database: Path, tmp_path: Path) -> Iterator[Service]:
+def service(running: tuple[Any, str], http: httpx.Client, database_url: str, tmp_path: Path) -> Iterator[Service]:
     """The running server with an empty database and empty folders."""
     app, url = running
-    path = tmp_path / "tuner.db"
-    shutil.copy(blank_database, path)
     settings = ApiSettings(
-        database_url=f"sqlite:///{path}",
+        database_url=database_url,
         exports_dir=tmp_path / "exports",
         artifacts_dir=tmp_path / "artifacts",
         events_poll_s=0.02,

@@ -312,10 +312,10 @@ def test_only_a_published_revision_can_be_pinned(database: Database) -> None:
             queries.pin_result(session, "unknown", pinned=True)
 
 
-def test_what_readers_keep_is_out_of_date_after_each_change_of_an_answer(database: Database) -> None:
+def test_what_readers_keep_is_out_of_date_after_each_change_of_an_answer(database: Database, url: str) -> None:
     """F1: publishing, candidates, pins and a device's new driver count; heartbeats and undone work do not."""
     device: dict[str, Any] = {"uuid": "GPU-1", "name": "NVIDIA H200", "arch": "sm_90a", "sm_count": 132}
-    with Database.open(f"sqlite:///{database.path}") as reader:
+    with Database.open(url) as reader:
         numbers = [reader.change_number(ANSWERS)]
 
         def changed(work: Callable[[Session], Any]) -> bool:
@@ -398,14 +398,14 @@ def plans(database: Database, session: Session, ask: Any) -> list[str]:
     ]
 
 
-def test_the_named_questions_are_answered_from_an_index(database: Database) -> None:
+def test_the_named_questions_are_answered_from_an_index(sqlite_database: Database) -> None:
     """GET /v1/best looks at the rows of its shape alone, the nearby search at current rows in the range of N."""
-    with database.read() as session:
+    with sqlite_database.read() as session:
         session.execute(text("SELECT 1"))
-        exact = plans(database, session, lambda: best(session, device_name="NVIDIA H200"))
-        near = plans(database, session, lambda: nearby(session, (1, 8, 8)))
+        exact = plans(sqlite_database, session, lambda: best(session, device_name="NVIDIA H200"))
+        near = plans(sqlite_database, session, lambda: nearby(session, (1, 8, 8)))
         some = which(device_name="GPU", stale=["old"])
-        many = plans(database, session, lambda: queries.best_exact_many(session, [(1, 8, 8)], some))
+        many = plans(sqlite_database, session, lambda: queries.best_exact_many(session, [(1, 8, 8)], some))
     for plan in (exact, many):
         found = (
             "ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND n=? AND k=? AND m=? AND device_name=?"

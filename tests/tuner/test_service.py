@@ -18,11 +18,12 @@ import pytest
 
 from db import queries
 from db.database import Database
-from db.models import Job, Study
+from db.models import Job, Study, new_id
 from kernels.artifacts import ArtifactStore
 from kernels.devices import profile_named
 from kernels.problem import Dtype
 from search_space.request import Budget, TuneRequest
+from tests.conftest import BACKENDS
 from tests.tuner.support import PROBLEM, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
 from tuner.engine.faults import FaultKind, FaultPlan
@@ -40,11 +41,22 @@ if TYPE_CHECKING:
 WAIT_S = 60.0
 
 
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A new SQLite file, or a database of PostgreSQL with nothing in it."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'tuner.db'}"
+        return
+    server, name = request.getfixturevalue("postgres"), f"tuner_{new_id()[:12]}"
+    yield server.create(name, template=request.getfixturevalue("postgres_template"))
+    server.drop(name)
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(database_url: str, tmp_path: Path) -> Settings:
     """Everything in a folder of its own; the fake engine finishes at once."""
     return Settings(
-        database_url=f"sqlite:///{tmp_path / 'tuner.db'}",
+        database_url=database_url,
         artifacts_dir=tmp_path / "artifacts",
         exports_dir=tmp_path / "exports",
         engine="fake",

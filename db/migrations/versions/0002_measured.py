@@ -5,6 +5,8 @@ Revision: 0002
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -13,10 +15,10 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
-COLUMNS = {
+COLUMNS: dict[str, tuple[tuple[str, Any], ...]] = {
     "studies": (("coverage", sa.JSON()),),
     "measurements": (("states", sa.JSON()), ("energy_mj", sa.JSON())),
-    "results": (("noise", sa.Float()), ("aa_ratio", sa.JSON())),
+    "results": (("noise", sa.Double()), ("aa_ratio", sa.JSON())),
 }
 
 
