@@ -111,7 +111,7 @@ HOSTILE = [
     "16777216x128x32",
     "49152x128x65536",
 ]
-# One of each kind: decode, few tiles with long K, prefill, N without 16-byte rows, one tile, tall, an operand past 2^31.
+# One of each kind: decode, few tiles with long K, prefill, N without 16-byte rows, one tile, tall, beyond 2^31.
 KINDS = [
     "1x6144x4096",
     "64x4096x14336",
