@@ -31,7 +31,7 @@ BAD_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"dtype": "\ud800"}, "RequestError", "problems[0].dtype: must be valid Unicode text"),
     ({"layout": "TN"}, "ProblemError", "problems[0].layout: unsupported layout 'TN'"),
     ({"k": 100}, "ProblemError", "problems[0].k: k = 100 is not a multiple of 8"),
-    ({"n": 4100}, "ProblemError", "problems[0].n: n = 4100 is not a multiple of 8"),
+    ({"n": 4100, "arch": "sm_100a"}, "ProblemError", "problems[0].n: n = 4100 is not a multiple of 8"),
     ({"m": 2_000_000_000}, "ProblemError", "problems[0].m: 2000000000x4096x4096 needs 32768033554432 bytes"),
     ({"arch": "sm_80"}, "UnknownTarget", "problems[0].arch: unknown arch 'sm_80'"),
     ({"device": "V100"}, "UnknownTarget", "problems[0].device: unknown device or architecture 'V100'"),
@@ -110,7 +110,7 @@ def test_third_problem_is_named_by_its_place(service: Service) -> None:
     refused(service, job_body(problems=[GOOD, GOOD, GOOD | {"k": 100}]), "ProblemError", "problems[2].k: k = 100")
 
 
-def test_odd_shape_of_a_report_is_refused_up_front(service: Service) -> None:
+def test_a15_odd_shape_of_a_report_is_refused_up_front(service: Service) -> None:
     """A15: M=1000, N=1, K=512 has no template; the answer says to pad N to 8."""
     refused(service, job_body(problems=[{"m": 1000, "n": 1, "k": 512}]), "ProblemError", "pad n to 8")
 
