@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kernels.artifacts import ArtifactStore
+from kernels.compile import compile_kernel
 from kernels.config import Sm90GemmConfig
 from kernels.problem import GemmProblem
 from search_space.request import Budget, TuneRequest
+from search_space.starting import starting_configs
 from tests.gpu.faulty_compile import FUNCTION, VARIABLE, write_plan
 from tests.gpu.jobs import evaluate_job
 from tests.gpu.plants import PLANTS
@@ -19,6 +22,7 @@ from tuner.engine.local import LocalMachine, LocalOptions
 from tuner.gpu.host import GpuChild
 from tuner.gpu.inventory import list_gpus
 from tuner.gpu.jobs import PhaseLimits
+from tuner.gpu.memcheck import memcheck
 from tuner.gpu.nvml import Card
 from tuner.gpu.wire import Warm
 from tuner.loop import tune_study
@@ -122,6 +126,27 @@ def test_spare_takes_nothing_of_the_card_and_saves_the_import(gpu: DeviceFacts) 
         cold_s, with_spare_s = child.starts_s
         print(f"a healthy child after {cold_s:.2f} s cold, {with_spare_s:.2f} s from a spare")
         assert with_spare_s < cold_s / 2
+
+
+@pytest.mark.parametrize("shape", ["1536x256x2048", "128x512x147456"])
+def test_a17_shape_that_faulted_elsewhere_is_right_and_clean_under_memcheck(
+    gpu: DeviceFacts, tmp_path: Path, shape: str
+) -> None:
+    """A17: the first starting config of shapes that other libraries read or wrote out of bounds for."""
+    problem = GemmProblem.parse(shape)
+    config = starting_configs(problem, gpu.profile)[0]
+    kernel = compile_kernel(problem, config, gpu.profile.sm_count)
+    store = ArtifactStore(tmp_path)
+    store.put(kernel.module)
+    job = replace(
+        evaluate_job(str(store.path(kernel.sha256)), problem=problem), config=config, module_sha256=kernel.sha256
+    )
+    with GpuChild(0, uuid=gpu.uuid) as child:
+        reply = child.evaluate(job)
+    assert reply.outcome is Outcome.MEASURED, reply.reason
+    launch = {"path": str(store.path(kernel.sha256)), "m": problem.m, "n": problem.n, "k": problem.k, "dtype": "bf16"}
+    report = memcheck([launch], device=gpu.uuid)
+    assert report.clean, report.detail
 
 
 def test_kernel_that_overwrites_its_input_spoils_no_later_one(gpu: DeviceFacts) -> None:

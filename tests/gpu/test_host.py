@@ -81,7 +81,7 @@ def test_good_candidates_share_one_child(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["load", "first_launch", "verify", "measure"])
-def test_hang_is_killed_at_the_limit_of_its_phase_and_the_next_trial_runs(
+def test_a6_hang_is_killed_at_the_limit_of_its_phase_and_the_next_trial_runs(
     start: Start, tmp_path: Path, phase: str
 ) -> None:
     """A6, A7: a kernel that never returns costs its limit, is named, and leaves the GPU usable."""
@@ -123,7 +123,7 @@ def test_segmentation_fault_is_reported_by_its_signal(start: Start) -> None:
     assert "SIGSEGV" in reply.reason
 
 
-def test_reason_names_config_shape_and_gpu(start: Start) -> None:
+def test_a4_reason_names_config_shape_and_gpu(start: Start) -> None:
     """A4: an error that names no config helps nobody."""
     child = start(limits=QUICK)
     for module in ("exit", "hang", "wrong", "sticky"):
@@ -142,7 +142,7 @@ def test_only_the_last_output_of_a_noisy_child_is_kept(start: Start) -> None:
     assert len(reply.reason) < 2000
 
 
-def test_sticky_error_replaces_the_child_before_the_next_candidate(start: Start, tmp_path: Path) -> None:
+def test_a1_a2_sticky_error_replaces_the_child_before_the_next_candidate(start: Start, tmp_path: Path) -> None:
     """A1, A2: after an illegal access every later call of that process fails, so there must be none."""
     child = start()
     reply = child.evaluate(evaluate_job("sticky"))
@@ -152,7 +152,7 @@ def test_sticky_error_replaces_the_child_before_the_next_candidate(start: Start,
     assert len(starts(tmp_path)) == 2
 
 
-def test_out_of_memory_has_its_own_outcome_and_a_fresh_child_follows(start: Start, tmp_path: Path) -> None:
+def test_a23_out_of_memory_has_its_own_outcome_and_a_fresh_child_follows(start: Start, tmp_path: Path) -> None:
     """A23: no room is no fault of the kernel, and what was allocated must go."""
     child = start()
     assert child.evaluate(evaluate_job("memory")).outcome is Outcome.OUT_OF_MEMORY
@@ -444,7 +444,7 @@ def test_close_twice_and_before_any_start_is_fine(start: Start, tmp_path: Path) 
     assert starts(tmp_path) == []
 
 
-def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_a14_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     """A14: SIGKILL of the tuner must not leave a hanging kernel on the GPU."""
     script = (
         "from tests.gpu.jobs import evaluate_job\n"

@@ -46,6 +46,7 @@ def test_fewer_launches_are_said() -> None:
         ("races", Verdict.FAILED, "launched on two streams: 1 launches gave another result; up to 5 of 64 elements"),
         ("wrong at first", Verdict.FAILED, "launched for the first time: 3 of 64 elements wrong"),
         ("dies", Verdict.FAILED, "the process ended early: killed by SIGSEGV; last output: a warning of some library"),
+        ("shot", Verdict.NOT_RUN, "the process ended early: killed by SIGKILL; last output: a warning of some library"),
         ("no memory", Verdict.NOT_RUN, "not enough device memory beside what is in use"),
     ],
 )
@@ -60,6 +61,17 @@ def test_launch_that_never_ends_is_killed_and_fails() -> None:
     report = run("hangs", stall_s=1.0)
     assert report.verdict is Verdict.FAILED
     assert report.detail == "no end of a launch on two streams within 1 s: killed"
+
+
+def test_soak_that_nobody_waits_for_is_killed_at_once() -> None:
+    """A24: the GPU is free within a second of a cancel."""
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    began = time.monotonic()
+    job = SoakJob(problem=PROBLEM, module_path=Path("hangs"), module_sha256="0" * 64)
+    report = soak(job, stall_s=30.0, runner="tests.gpu.fake_soak", stop=stop)
+    assert time.monotonic() - began < 5
+    assert (report.verdict, report.detail) == (Verdict.NOT_RUN, "cancelled")
 
 
 def test_process_that_never_gets_to_the_kernel_blames_nobody() -> None:

@@ -226,7 +226,9 @@ class Log:
     def write(self, report: dict[str, Any]) -> None:
         """The report, with the trials."""
         self._written = time.monotonic()
-        write_atomically(self._file, (json.dumps({**report, "trials": self.rows}) + "\n").encode())
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in self.rows)
+        text = json.dumps({**report, "trials": []}, indent=1).replace('"trials": []', f'"trials": [\n{rows}\n ]')
+        write_atomically(self._file, (text + "\n").encode())
 
 
 class Bench:
@@ -442,6 +444,16 @@ def run_all(bench: Bench, studies: Sequence[StudyPlan], folder: Path, deadline_s
     return True
 
 
+def measured_environment(folder: Path, studies: Sequence[StudyPlan]) -> dict[str, Any] | None:
+    """Environment of a trial that was measured: it knows torch and the compilers."""
+    for plan in studies:
+        with Database.open(f"sqlite:///{folder / plan.name}.db") as database:
+            for trial in trials_of(database, study_of(database, plan.request)):
+                if trial.measurement is not None:
+                    return trial.measurement.environment.to_dict()
+    return None
+
+
 def write_report(
     bench: Bench, studies: Sequence[StudyPlan], folder: Path, memory_before_mb: float, *, command: str
 ) -> int:
@@ -454,12 +466,12 @@ def write_report(
         problems.append(f"processes left: {left}")
     if memory_after_mb > memory_before_mb + LEFT_MB:
         problems.append(f"device memory in use rose from {memory_before_mb:.0f} to {memory_after_mb:.0f} MB")
-    environment = bench.gpu.environment
+    environment = measured_environment(folder, studies) or (bench.gpu.environment and bench.gpu.environment.to_dict())
     report = {
         "schema": 1,
         "complete": True,
         "command": f"python -m tests.soak.device_faults OUT_DIR {command}",
-        "environment": environment.to_dict() if environment else {},
+        "environment": environment or {},
         "faults": sum(one["faults"] for one in reports),
         "healthy_trials": sum(one["trials"] - one["faults"] for one in reports),
         "wall_s": round(sum(one["wall_s"] for one in reports), 1),

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 CUT_SHORT = 3
 WAIT_S = 60.0
-LONGEST_LIFE_S = 1.6  # of a tuner before it is killed; on an idle machine it has its first trial after 0.5 s
+LIFE = (
+    0.6  # of the time that both studies take undisturbed: a tuner is killed at a random moment within this part of it
+)
 FAKE_SCALE = 0.005  # seconds of the fake engine for each second of a real one
 TRIALS = 24
 
@@ -132,14 +134,16 @@ def undisturbed(seed: int) -> tuple[Undisturbed, ...]:
 class Round:
     """Two studies in a database of their own."""
 
-    def __init__(self, folder: Path, seed: int, nursery: Nursery) -> None:
+    def __init__(self, folder: Path, seed: int, nursery: Nursery, *, longest_life_s: float = 0.0) -> None:
         self.settings = _settings(folder)
         self._rng = random.Random(seed)
+        self._longest_life_s = longest_life_s
         self._nursery = nursery
         self._expected = undisturbed(seed)
         self._seen: dict[tuple[str, int], str] = {}
         self.moments: Counter[str] = Counter()
         self.problems: list[str] = []
+        self.tuned_s = 0.0  # that the last tuner of the round took, which nobody killed
 
     @property
     def kills(self) -> int:
@@ -153,9 +157,10 @@ class Round:
             while self.kills < most and not self._done(database, ids):
                 self._kill_one(database, ids)
             tuner = self._nursery.start(self.settings)
-            deadline_s = time.monotonic() + WAIT_S
-            while not self._done(database, ids) and time.monotonic() < deadline_s:
+            began_s = time.monotonic()
+            while not self._done(database, ids) and time.monotonic() < began_s + WAIT_S:
                 time.sleep(0.02)
+            self.tuned_s = time.monotonic() - began_s
             self._nursery.end(tuner, signal.SIGTERM)
             self._look(database, ids)
             for study_id, expected in zip(ids, self._expected, strict=True):
@@ -163,7 +168,7 @@ class Round:
 
     def _kill_one(self, database: Database, ids: Sequence[str]) -> None:
         tuner = self._nursery.start(self.settings)
-        time.sleep(self._rng.uniform(0.0, LONGEST_LIFE_S))
+        time.sleep(self._rng.uniform(0.0, self._longest_life_s))
         done_before = self._done(database, ids)
         self._nursery.end(tuner, signal.SIGKILL)
         if not done_before:
@@ -253,19 +258,26 @@ class Round:
 # ---------------------------------------------------------------------- many rounds
 
 
-def run_round(seed: int, most: int, nursery: Nursery) -> dict[str, Any]:
+def run_round(seed: int, most: int, nursery: Nursery, longest_life_s: float = 0.0) -> dict[str, Any]:
     """One round with at most so many kills."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gemm-tuner-kills-") as folder:
-        one = Round(Path(folder), seed, nursery)
+        one = Round(Path(folder), seed, nursery, longest_life_s=longest_life_s)
         one.run(most)
     return {
         "seed": seed,
         "kills": one.kills,
         "moments": dict(sorted(one.moments.items())),
         "problems": one.problems,
+        "tuned_s": round(one.tuned_s, 2),
         "wall_s": round(time.monotonic() - began, 1),
     }
+
+
+def longest_life_s(nursery: Nursery) -> float:
+    """How long a tuner may live on this machine, from a round in which none is killed."""
+    nursery.await_ready()
+    return LIFE * float(run_round(0, 0, nursery)["tuned_s"])
 
 
 def report_of(rounds: Sequence[dict[str, Any]], kills: int) -> dict[str, Any]:
@@ -298,13 +310,13 @@ def main() -> int:
     rounds: list[dict[str, Any]] = json.loads(state.read_text()) if state.exists() else []
     deadline_s = time.monotonic() + arguments.max_seconds
     nursery = Nursery()
-    nursery.await_ready()
+    life_s = longest_life_s(nursery)
     try:
         while (left := arguments.kills - sum(one["kills"] for one in rounds)) > 0:
             if time.monotonic() > deadline_s:
                 print("time is up: run the same command again")
                 return CUT_SHORT
-            rounds.append(run_round(len(rounds), left, nursery))
+            rounds.append(run_round(len(rounds), left, nursery, life_s))
             write_atomically(state, json.dumps(rounds).encode())
             print(json.dumps(rounds[-1]), flush=True)
     finally:

@@ -53,7 +53,7 @@ def test_a_worker_serves_one_job_after_another(pool: CompilePool) -> None:
     assert first == second != os.getpid()
 
 
-def test_a_compile_that_sleeps_is_killed_at_its_limit_and_the_next_one_runs(pool: CompilePool) -> None:
+def test_a9_compile_that_sleeps_is_killed_at_its_limit_and_the_next_one_runs(pool: CompilePool) -> None:
     """A9: a compile that hangs frees its slot at its own limit."""
     reply = pool.submit("sleep").result(WAIT_S)
     assert reply.kind == "late"
@@ -61,7 +61,7 @@ def test_a_compile_that_sleeps_is_killed_at_its_limit_and_the_next_one_runs(pool
     assert works(pool)
 
 
-def test_a_compile_that_aborts_leaves_its_last_words_in_the_reason(pool: CompilePool) -> None:
+def test_a3_compile_that_aborts_leaves_its_last_words_in_the_reason(pool: CompilePool) -> None:
     """A3: an abort inside the compiler takes one worker, and the reason ends with what it printed."""
     reply = pool.submit("abort").result(WAIT_S)
     assert reply.kind == "died"
@@ -70,7 +70,7 @@ def test_a_compile_that_aborts_leaves_its_last_words_in_the_reason(pool: Compile
     assert works(pool)
 
 
-def test_grandchildren_of_a_compile_that_hangs_are_killed_with_it(pool: CompilePool, tmp_path: Path) -> None:
+def test_a10_grandchildren_of_a_compile_that_hangs_are_killed_with_it(pool: CompilePool, tmp_path: Path) -> None:
     """A10: neither children in the process group nor one in its own session outlive the limit."""
     reply = pool.submit("fork_and_sleep", str(tmp_path / "pids")).result(WAIT_S)
     assert reply.kind == "late"

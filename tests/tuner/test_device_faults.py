@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from db.database import Database
 from tests.gpu import scripted
-from tests.gpu.faulty_compile import VARIABLE, write_plan
-from tests.gpu.plants import PLANTS
+from tests.gpu.faulty_compile import BLIND, VARIABLE, write_plan
+from tests.gpu.plants import MEASURED, PLANTS
 from tests.soak import device_faults
 from tests.soak.device_faults import MIX, Bench, TimedChild, plans, seconds_a_trial
 from tests.soak.studies import study_of, trials_of
@@ -21,9 +22,7 @@ from tuner.engine.fake import fake_device
 from tuner.gpu.jobs import PhaseLimits
 from tuner.records import Outcome, Trial
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[2]
 LIMITS = PhaseLimits(load_s=0.3, first_launch_s=0.3, verify_s=0.3, measure_s=0.3, start_s=30.0, health_s=30.0)
 
 
@@ -71,6 +70,21 @@ def test_scripted_faults_get_their_outcomes_and_a_soak_that_is_cut_short_goes_on
     assert report["resumed_after"] == len(first)
     assert all(stored[trial.number].config == trial.config for trial in first)
     assert device_faults.processes_left() == []
+
+
+def test_recorded_faults_on_a_card_got_their_outcomes() -> None:
+    """What the documentation says of results/h200/device_faults.json."""
+    report = json.loads((ROOT / "results/h200/device_faults.json").read_text())
+    assert report["faults"] >= 200
+    assert (report["problems"], report["processes_left"]) == ([], [])
+    assert len(report["trials"]) == report["faults"] + report["healthy_trials"]
+    for _, number, plant, outcome, *_ in report["trials"]:
+        allowed = MEASURED if plant == "healthy" else PLANTS[plant.removeprefix(BLIND)].outcomes
+        assert outcome in allowed, (number, plant, outcome)
+    race = report["studies"][0]
+    assert race["outcomes"]["epilogue_restart: CHECK_FAILED"] == 3
+    assert "failed its structure check" in race["reason"]
+    assert race["reason"].count("failed its stress check") == 2
 
 
 def test_every_plant_of_the_mix_finds_its_place() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tests.soak.kills import Nursery, report_of, run_round
+from tests.soak.kills import Nursery, longest_life_s, report_of, run_round
 
 
-def test_tuner_killed_at_ten_random_moments_loses_no_trial_and_finds_the_same_winner() -> None:
+def test_a21_tuner_killed_at_ten_random_moments_loses_no_trial_and_finds_the_same_winner() -> None:
     """A21: studies with TPE and with random search; no finished trial lost, none twice, winners as without a kill."""
     nursery = Nursery()
-    nursery.await_ready()
     rounds = []
     try:
+        life_s = longest_life_s(nursery)
         while (left := 10 - sum(one["kills"] for one in rounds)) > 0:
-            rounds.append(run_round(len(rounds), left, nursery))
+            rounds.append(run_round(len(rounds), left, nursery, life_s))
     finally:
         nursery.close()
     report = report_of(rounds, 10)

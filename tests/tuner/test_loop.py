@@ -241,7 +241,7 @@ def test_wall_budget_counts_earlier_runs_of_the_study() -> None:
     assert recorder.trials == []
 
 
-def test_cancel_during_a_long_compile_returns_at_once() -> None:
+def test_a24_cancel_during_a_long_compile_returns_at_once() -> None:
     """A24: nobody waits for what is in flight, and partial results are kept."""
     cancel = threading.Event()
     engine = FakeEngine(PROFILE, options=FakeOptions(times=FakeTimes(compile_s=5.0, evaluate_s=0.0, scale=1.0)))
@@ -306,7 +306,7 @@ def plan(kind: FaultKind, **fields: object) -> FaultPlan:
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("phase", ["compile", "load", "first_launch", "verify", "measure"])
-def test_trial_of_a_lost_worker_is_tried_again_under_its_number(phase: str, times: int) -> None:
+def test_a11_trial_of_a_lost_worker_is_tried_again_under_its_number(phase: str, times: int) -> None:
     """A11: a worker that goes away is no outcome."""
     engine = fake(faults=plan(FaultKind.CHILD_KILLED, phase=phase, times=times))
     assert told(tune(request(12), engine)) == told(tune(request(12)))

@@ -1,7 +1,7 @@
 """Launches modules a few times and checks the products; run under compute-sanitizer.
 
-Reads a JSON list from standard input: {"path", "m", "n", "k", "dtype"} for each module. Its last line says whether
-every launch was right.
+Reads one line from standard input, a JSON list of {"path", "m", "n", "k", "dtype"} for each module, and ends with its
+whole process group when standard input closes. Its last line says whether every launch was right.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import tvm_ffi
+
+from tuner.gpu.wire import follow_parent
 
 _LAUNCHES = 2
 # Loose on purpose: the referee compares element by element; here a grossly wrong product means the run proved nothing.
@@ -41,8 +43,10 @@ def launch(entry: dict[str, Any]) -> float:
 
 def main() -> int:
     """0 when every launch was right."""
+    launches = json.loads(sys.stdin.readline())
+    follow_parent()
     torch.backends.cuda.matmul.allow_tf32 = False
-    for entry in json.load(sys.stdin):
+    for entry in launches:
         if (error := launch(entry)) > _MAX_RELATIVE_ERROR:
             print(f"launch_once: {entry['path']} is wrong by {error:.3g}")
             return 1
