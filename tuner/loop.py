@@ -63,6 +63,7 @@ def tune_study(
     starting: Sequence[GemmConfig] | None = None,
     space: SearchedSpace | None = None,
     previous_winner: GemmConfig | None = None,
+    told_before: Iterable[Trial] = (),
     wall_before_s: float = 0.0,
     limits: LoopLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -74,6 +75,8 @@ def tune_study(
     starting: configs to try first; default: those of the search space
     space: configs to search; default: every legal one
     previous_winner: of the revision before: timed again in the final, kept when it ties with the best
+    told_before: trials of an equal study of before: the sampler hears their times again, so that it asks the same
+        configs; all are measured anew
     wall_before_s: seconds that earlier runs of this study used
     Raises NoDevice when the request wants measurements and the engine has no live device.
     """
@@ -92,7 +95,7 @@ def tune_study(
     if starting is None:
         starting = starting_configs(request.problem, engine.device.profile)
     space = space or SearchedSpace.of(request.problem, engine.device.profile)
-    return run.study(starting, space, tuple(resume_from), previous_winner)
+    return run.study(starting, space, tuple(resume_from), previous_winner, tuple(told_before))
 
 
 @dataclass(slots=True)
@@ -135,6 +138,7 @@ class _Run:
         space: SearchedSpace,
         stored: tuple[Trial, ...],
         previous_winner: GemmConfig | None,
+        told_before: tuple[Trial, ...],
     ) -> StudyResult:
         """Search, settle the final, choose."""
         request = self._request
@@ -146,6 +150,7 @@ class _Run:
             sampler,
             starting=starting,
             stored=stored,
+            told_before=told_before,
             limits=self._limits.search,
             on_trial=self._report,
         )

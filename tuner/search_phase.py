@@ -73,6 +73,7 @@ class SearchPhase:
         *,
         starting: Sequence[GemmConfig],
         stored: Iterable[Trial],
+        told_before: Iterable[Trial] = (),
         limits: SearchLimits,
         on_trial: Callable[[Trial], None],
     ) -> None:
@@ -82,6 +83,7 @@ class SearchPhase:
         self._on_trial = on_trial
         self._starting = tuple({config.key: config for config in starting}.values())
         self._stored = {trial.number: trial for trial in stored}
+        self._told_before = {(trial.number, trial.config.key): trial for trial in told_before}
         self.trials: dict[int, Trial] = {}
         self.counted = 0
         self._failures = 0
@@ -316,7 +318,9 @@ class SearchPhase:
         self.trials[trial.number] = trial
         self.counted += trial.counts_against_budget
         self._failures += _is_failure(trial)
-        self._sampler.tell(trial.number, trial.config, trial.time_us)
+        # An equal study of before: told the same times, the sampler asks the same configs, and only the clock decides.
+        told = self._told_before.get((trial.number, trial.config.key), trial)
+        self._sampler.tell(trial.number, trial.config, told.time_us)
 
     def _own_source(self, number: int, source_hash: str, outcome: Outcome) -> None:
         if source_hash and outcome is not Outcome.REJECTED:

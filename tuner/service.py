@@ -233,6 +233,8 @@ class _Service:
             stored = stored_trials(session, study)
             used_s = wall_before_s(session, study)
             previous = previous_winner(session, request, engine.device.name)
+            before = queries.first_finished_study(session, study.study_key, engine.device.name)
+            told_before = stored_trials(session, before) if before else ()
         result = tune_study(
             request,
             engine,
@@ -240,6 +242,7 @@ class _Service:
             resume_from=stored,
             should_stop=lambda: self._should_stop(thread),
             previous_winner=previous,
+            told_before=told_before,
             wall_before_s=used_s,
         )
         save_result(self.database, place, result)

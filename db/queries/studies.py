@@ -185,6 +185,17 @@ def finished_study(session: Session, study_key: str, environment_key: str | None
     return session.scalar(query)
 
 
+def first_finished_study(session: Session, study_key: str, device_name: str) -> Study | None:
+    """The oldest DONE study of a request on a device, or None. Called by the tuner before it runs the request again.
+
+    The oldest, so that a study which is killed and goes on finds the same one, whatever ended meanwhile.
+    """
+    query = select(Study).where(
+        Study.study_key == study_key, Study.state == State.DONE, Study.device_name == device_name
+    )
+    return session.scalar(query.order_by(Study.finished_at, Study.id).limit(1))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedStudy:
     """Where a DONE study was made.

@@ -62,6 +62,18 @@ def test_text_output_names_device_ratio_and_evidence(cli: Cli) -> None:
     assert "trial 5/5" in ran.err
 
 
+def test_show_says_how_much_of_the_space_was_looked_at(cli: Cli) -> None:
+    """Configs worth asking about, and what became of those that were asked."""
+    study = cli(*TUNE).document["studies"][0]
+    coverage = study["coverage"]
+    assert coverage["asked"] == coverage["rejected"] + coverage["timed"] == sum(study["counts"].values())
+    assert coverage["askable"] > coverage["asked"]
+    assert (
+        f"of {coverage['askable']} configs worth asking about: {coverage['asked']} asked"
+        in cli("show", study["id"]).out
+    )
+
+
 def test_tune_under_sustained_load_is_another_study(cli: Cli) -> None:
     """The protocol is part of the question."""
     burst = cli(*TUNE).document["studies"][0]

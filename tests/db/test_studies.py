@@ -204,6 +204,23 @@ def test_trials_are_paged_by_number_and_filtered_by_outcome(database: Database) 
         assert one.config == {"blk_m": 128, "number": 3}
 
 
+def test_first_finished_study_of_a_request_is_the_oldest_on_that_device(database: Database) -> None:
+    """A study that runs the request again follows it, whatever ended meanwhile."""
+    ended = []
+    with database.write() as session:
+        for name in ("H200", "H200", "H100"):
+            job = post_job(session, "a", force=True)
+            found = queries.studies_of_job(session, job.id)[0]
+            found.device_name = name
+            queries.finish_study(session, found.id, state="DONE")
+            ended.append(found.id)
+    with database.read() as session:
+        first, other, none = (
+            queries.first_finished_study(session, new_study().study_key, name) for name in ("H200", "H100", "B200")
+        )
+    assert (first and first.id, other and other.id, none) == (ended[0], ended[2], None)
+
+
 def test_finalists_samples_lie_beside_those_of_the_search(database: Database) -> None:
     """Selected by number and phase."""
     with database.write() as session:

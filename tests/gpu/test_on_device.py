@@ -13,7 +13,7 @@ from kernels.problem import GemmProblem
 from search_space.request import MeasureProtocol
 from tests.gpu.jobs import evaluate_job, final_job
 from tuner.gpu.host import GpuChild, PhaseLimits, list_gpus
-from tuner.records import Evidence, Outcome
+from tuner.records import Evidence, Outcome, Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 SMALL = GemmProblem(m=64, n=2048, k=1024)
+TINY = GemmProblem(m=1, n=1024, k=1024)
 CUBE = GemmProblem(m=4096, n=4096, k=4096)
 LIMITS = PhaseLimits(first_launch_s=3.0, verify_s=10.0)
 
@@ -58,15 +59,15 @@ def contexts() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def bench(contexts: Any) -> Callable[[GemmProblem], Bench]:
+def bench(contexts: Any) -> Callable[..., Bench]:
     """A bench for a problem; problems take turns in memory."""
     from tuner.gpu.evaluate import Bench
 
     def silent(phase: Phase, subject: int | None = None) -> None:
         """No parent listens."""
 
-    def of(problem: GemmProblem) -> Bench:
-        context: ProblemContext = contexts.get(problem, MeasureProtocol(), 0, silent)
+    def of(problem: GemmProblem, protocol: MeasureProtocol | None = None) -> Bench:
+        context: ProblemContext = contexts.get(problem, protocol or MeasureProtocol(), 0, silent)
         return Bench(context=context, device=contexts.device, report=silent)
 
     return of
@@ -107,6 +108,58 @@ def test_a_a_pair_is_within_the_noise(child: GpuChild) -> None:
     assert reply.aa_ratio.median == pytest.approx(1.0, abs=0.01)
     assert set(reply.measurements) == {"hash of right#1", "hash of right#2"}
     assert not reply.failures
+
+
+def test_e6_short_kernel_takes_less_in_a_graph_than_launched_from_the_host(bench: Any) -> None:
+    """E6: M = 1, N = K = 1024: launches from the host measure the host."""
+    import torch
+
+    from tests.gpu import planted
+    from tuner.gpu.clock import capture
+
+    sets = bench(TINY).context.timing.sets
+    graph_us = capture("tiny", planted.right, sets, burst_ms=2.0).time_us()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for number in range(100):
+        planted.right(*sets[number % len(sets)])
+    end.record()
+    end.synchronize()
+    assert graph_us < float(begin.elapsed_time(end)) * 1000.0 / 100
+
+
+def test_e12_two_captures_of_a_tiny_kernel_agree_on_rotating_buffers(bench: Any) -> None:
+    """E12: placement alone must not move the ratio by more than the half percent that a ratio is known to."""
+    import random
+
+    from tests.gpu import planted
+    from tuner.gpu.clock import capture
+    from tuner.gpu.rounds import measure
+
+    made = bench(TINY)
+    sets = made.context.timing.sets
+    pair = [capture(name, planted.right, sets, burst_ms=4.0) for name in ("a", "aa")]
+    rounds = measure(
+        pair, MeasureProtocol(), card=made.device.card, order=random.Random(0), report=made.report,
+        enough=lambda _: False,
+    )  # fmt: skip
+    assert Ratio.of_pairs(rounds.times_us("aa"), rounds.times_us("a")).median == pytest.approx(1.0, abs=0.005)
+
+
+def test_sustained_load_reaches_the_power_limit_and_tells_the_energy_of_a_product(bench: Any) -> None:
+    """E2: the clocks under load are in the record, each implementation with its own energy."""
+    from tests.gpu import planted
+
+    protocol = MeasureProtocol.named("sustained")
+    reply = run(planted.right, bench(CUBE, protocol), protocol=protocol)
+    assert reply.outcome is Outcome.MEASURED, reply.reason
+    measurement = reply.measurement
+    assert measurement is not None
+    assert measurement.environment.power_w > 0.85 * measurement.environment.power_limit_w
+    assert len(measurement.states) == len(measurement.samples_us)
+    watts = {name: energy / measurement.median_us() * 1000 for name, energy in measurement.energy_mj.items()}
+    assert set(watts) == {"ours", "torch", "cublaslt_best"}
+    assert all(0.5 < power / measurement.environment.power_limit_w < 1.2 for power in watts.values()), watts
 
 
 def test_baselines_are_the_whole_heuristic_list_and_are_right(bench: Any) -> None:

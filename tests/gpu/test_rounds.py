@@ -25,7 +25,8 @@ from tuner.gpu.rounds import (
     measure,
     precise,
 )
-from tuner.records import Ratio, median_interval
+from tuner.intervals import median_interval
+from tuner.records import Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

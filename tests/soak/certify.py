@@ -1,6 +1,7 @@
 """What certifying a winner costs on this GPU, check by check, and that a healthy kernel passes.
 
-    python -m tests.soak.certify OUT.json
+    python -m tests.soak.certify OUT.json           on a GPU
+    python -m tests.soak.certify --table FILE.json  the table of docs/guides/trust.md
 
 Compiles with one process a core, then runs the product's own checks with a clock around each.
 """
@@ -103,6 +104,19 @@ def certify(problem: GemmProblem, config: Sm90GemmConfig, pool: CompilePool, chi
     }
 
 
+STEPS = ("compile", "stress", "soak", "memcheck")
+
+
+def table(found: dict[str, Any]) -> str:
+    """Seconds of each step, as Markdown."""
+    lines = [f"| M x N x K | dtype | {' s | '.join(STEPS)} s | launches soaked |", "|---" * (len(STEPS) + 3) + "|"]
+    for row in found["rows"]:
+        soaked = next(check["detail"].partition(" ")[0] for check in row["checks"] if check["name"] == "soak")
+        seconds = " | ".join(f"{row['seconds'][step]:.1f}" for step in STEPS)
+        lines.append(f"| {row['shape']} | {row['dtype']} | {seconds} | {soaked} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(out: str) -> int:
     """0 when every kernel is certified."""
     pool = CompilePool(CompilePoolOptions(processes=os.cpu_count() or 1))
@@ -127,4 +141,7 @@ def main(out: str) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--table":
+        print(table(json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))), end="")
+        sys.exit(0)
     sys.exit(main(sys.argv[1]))

@@ -3,9 +3,9 @@
     python -m tests.soak.equal_jobs OUT_DIR
 
 Each run is a whole study with the product's own loop and engine; what it learns stays in memory. The samplers of
-`--samplers` take turns. A random search asks the same configs in every run, so only the clock can make a difference.
-TPE follows the times, so its runs may ask other configs; as in a service, each run knows the winner of the one before.
-The checks beyond the product (stress builds, memcheck) are left out: they say nothing about time.
+`--samplers` take turns. As in a service, each run knows the winner of the one before, and its sampler hears the times
+of the first run, so that all ask the same configs: only the clock can make a difference. The checks beyond the product
+(stress builds, memcheck) are left out: they say nothing about time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kernels.config import GemmConfig
     from tuner.engine.base import CertifyJob
     from tuner.progress import StudyResult
+    from tuner.records import Trial
 
 SHAPE, TRIALS, RUNS = "128x4096x7168", 30, 3
 
@@ -88,11 +89,13 @@ def three(sampler: str, shape: str, trials: int, engine: LocalEngine, deadline_s
     )
     runs: list[Json] = []
     previous: GemmConfig | None = None
+    first: tuple[Trial, ...] = ()
     for number in range(RUNS):
         if time.monotonic() > deadline_s:
             break
         began = time.monotonic()
-        result = tune_study(request, engine, MemoryRecorder(), previous_winner=previous)
+        result = tune_study(request, engine, MemoryRecorder(), previous_winner=previous, told_before=first)
+        first = first or result.trials
         runs.append(_run(result, time.monotonic() - began))
         say(f"{sampler} run {number}: {json.dumps({k: v for k, v in runs[-1].items() if k != 'tie_set'})}")
         previous = result.winner.config if result.winner else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from tuner.engine.certify import Apart, Certification
 from tuner.engine.compile_pool import PoolReply
 from tuner.engine.fake import fake_kernel
 from tuner.gpu.jobs import StressJob, StressReply
-from tuner.gpu.memcheck import SanitizerReport, read_report
+from tuner.gpu.memcheck import SanitizerReport, read_report, sanitize
 from tuner.gpu.soak import SoakJob, SoakReport
 from tuner.records import Outcome, Verdict
 
@@ -182,7 +184,7 @@ def test_winner_that_fails_its_soak_is_refused() -> None:
     assert not reply.certified
     assert reply.failure is not None
     assert (reply.failure.name, reply.failure.detail) == ("soak", detail)
-    assert asked.launches == []
+    assert len(asked.soaks) == 1
 
 
 def test_soak_that_could_not_run_leaves_a_candidate() -> None:
@@ -229,3 +231,28 @@ def test_memcheck_report_is_clean_only_when_the_launches_were_right() -> None:
     )
     assert (hazards.ran, hazards.errors) == (True, 2)
     assert found.detail.startswith("Invalid __global__ write of size 4 bytes | at gemm_kernel")
+
+
+@pytest.fixture
+def sanitizer(tmp_path: Path) -> Path:
+    """A sanitizer that says its version, or sleeps."""
+    path = tmp_path / "compute-sanitizer"
+    path.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Version 1.2 && exit\ncat > /dev/null\nsleep 60\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_sanitizer_that_does_not_end_is_killed_at_its_limit(sanitizer: Path) -> None:
+    """A kernel that hangs under the tool costs the limit and no more."""
+    report = sanitize("racecheck", [], timeout_s=0.5, sanitizer=sanitizer)
+    assert (report.ran, report.detail) == (False, "racecheck did not finish within 0.5 s")
+
+
+def test_cancelled_sanitizer_ends_at_once(sanitizer: Path) -> None:
+    """A24: nobody waits for it any more."""
+    stop = threading.Event()
+    stop.set()
+    since = time.monotonic()
+    report = sanitize("memcheck", [], sanitizer=sanitizer, stop=stop)
+    assert (report.ran, report.detail) == (False, "cancelled")
+    assert time.monotonic() - since < 10.0

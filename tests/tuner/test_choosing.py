@@ -112,8 +112,8 @@ def test_e1_winner_of_each_of_three_equal_finals_lies_in_the_tie_sets_of_the_oth
 class NoisyEngine(FakeEngine):
     """Draws other noise for each run of the same job."""
 
-    def __init__(self, salt: int) -> None:
-        super().__init__(PROFILE, options=FakeOptions(noise=0.001, ruggedness=0.2))
+    def __init__(self, salt: int, *, noise: float = 0.001) -> None:
+        super().__init__(PROFILE, options=FakeOptions(noise=noise, ruggedness=0.2))
         self._salt = salt
 
     def _measure(self, problem, config, protocol, phase):  # type: ignore[no-untyped-def]
@@ -128,6 +128,33 @@ def test_e1_same_job_run_three_times_declares_each_others_winners_as_ties() -> N
     winners = [one.winner.config.key for one in results if one.winner]
     assert len({tuple(m.samples_us for m in one.finals.values()) for one in results}) == 3, "the noise did differ"
     assert all(winner in tied for winner in winners for tied in ties)
+
+
+def test_e1_equal_study_of_before_makes_the_sampler_ask_the_same_configs_again() -> None:
+    """E1: TPE follows the times, which differ from day to day; told those of the first day, only the clock decides."""
+    first = tune(request(40), NoisyEngine(1, noise=0.02))
+    alone = tune(request(40), NoisyEngine(2, noise=0.02))
+    assert told(alone) != told(first), "the noise alone leads elsewhere"
+    again = tune(request(40), NoisyEngine(2, noise=0.02), told_before=first.trials)
+    assert [trial.config for trial in again.trials] == [trial.config for trial in first.trials]
+    measured = {trial.number: trial.measurement for trial in again.trials if trial.outcome is Outcome.MEASURED}
+    assert all(measured[trial.number] != trial.measurement for trial in first.trials if trial.number in measured)
+    assert first.winner is not None
+    assert again.winner is not None
+    assert first.winner.number in again.tie_set
+    assert again.winner.number in first.tie_set
+
+
+def test_equal_study_of_before_whose_winner_failed_a_check_is_repeated_all_the_same() -> None:
+    """The sampler had heard its time before it failed."""
+    first = tune(request(24), NoisyEngine(1))
+    assert first.winner is not None
+    failed = [
+        replace(trial, outcome=Outcome.CHECK_FAILED) if trial.number == first.winner.number else trial
+        for trial in first.trials
+    ]
+    again = tune(request(24), NoisyEngine(2), told_before=failed)
+    assert [trial.config for trial in again.trials] == [trial.config for trial in first.trials]
 
 
 def test_e3_order_inside_a_tie_is_fixed_and_not_that_of_the_clock() -> None:

@@ -218,6 +218,11 @@ def _print_study(output: Output, study: Study, trials: list[Trial]) -> None:
     output.text(f"study {study['id']}: {_shape(study)} on {study['device'] or study['arch']}, {study['state']}")
     if study["reason"]:
         output.text(study["reason"])
+    if coverage := study["coverage"]:
+        output.text(
+            f"of {coverage['askable']} configs worth asking about: {coverage['asked']} asked, {coverage['rejected']} "
+            f"rejected, {coverage['compiled']} compiled, {coverage['timed']} timed"
+        )
     rows = [
         (
             trial["number"],

@@ -5,6 +5,7 @@ They answer what comparing results at the tuned size cannot: the epilogue race p
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,21 +91,24 @@ class Certification:
         stress = child.stress(job)
         checks, gpu_s = [structure, _stress(stress, plans)], stress.gpu_s
         if stress.passed:
-            soaked = apart.soak(
-                SoakJob(
-                    problem=asked.problem,
-                    module_path=asked.module_path,
-                    module_sha256=asked.module_sha256,
-                    seed=asked.seed,
-                )
-            )
-            checks.append(Check(name="soak", verdict=soaked.verdict, detail=soaked.detail))
+            soaked, memory = self._apart(modules, apart)
+            checks += [Check(name="soak", verdict=soaked.verdict, detail=soaked.detail), _memory(memory)]
             gpu_s += soaked.gpu_s
-        if checks[-1].verdict is not Verdict.FAILED:
-            # a build with delays touches the same addresses
-            plain = [module for module, plan in zip(modules, plans, strict=True) if not plan.delays_ns]
-            checks.append(_memory(apart.memcheck([_launch(module) for module in plain])))
         return CertifyReply(checks=tuple(checks), gpu_s=gpu_s)
+
+    def _apart(self, modules: list[StressModule], apart: Apart) -> tuple[SoakReport, SanitizerReport]:
+        """Soak and memcheck at the same time: neither is timed, and starting their processes takes most of either."""
+        job = SoakJob(
+            problem=self._job.problem,
+            module_path=self._job.module_path,
+            module_sha256=self._job.module_sha256,
+            seed=self._job.seed,
+        )
+        # a build with delays touches the same addresses
+        plain = [module for module, plan in zip(modules, self._planned, strict=True) if not plan.delays_ns]
+        with ThreadPoolExecutor(1, "memcheck") as thread:
+            memory = thread.submit(apart.memcheck, [_launch(module) for module in plain])
+            return apart.soak(job), memory.result()
 
 
 def _kernel(future: Future[PoolReply], what: str) -> CompiledKernel | Check:

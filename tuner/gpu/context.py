@@ -15,6 +15,7 @@ from tuner.gpu.cublaslt import CublasLt, CublasLtError
 from tuner.gpu.inputs import TORCH_DTYPE, GuardedOutput, make_cases
 from tuner.gpu.jobs import Phase
 from tuner.gpu.referee import Referee
+from tuner.gpu.rotation import set_count
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from tuner.gpu.device import LiveDevice
     from tuner.gpu.wire import Report
 
-POOL_OVER_L2 = 3
-MAX_SETS = 1024
 MAX_CONTEXTS = 4  # of studies that take turns
 ALIGNMENT = 128  # elements: 256 bytes, what an allocator gives and libraries expect
 MAX_GAP = 64  # steps of ALIGNMENT between two operands
@@ -130,13 +129,12 @@ def make_referee(problem: GemmProblem, device: LiveDevice, seed: int) -> Referee
 def make_timing_sets(
     problem: GemmProblem, referee: Referee, device: LiveDevice, protocol: MeasureProtocol, seed: int
 ) -> TimingSets:
-    """Sets of operands of more than three times L2 in all, at random offsets of one pool.
+    """Sets of operands of more than three times L2 in all (see tuner.gpu.rotation), at random offsets of one pool.
 
     Random offsets, because placement alone can move the ratio of two kernels by several percent on small shapes.
     Raises ValueError for an input distribution that is not served.
     """
-    pool_bytes = POOL_OVER_L2 * device.profile.l2_bytes
-    count = max(2, min(MAX_SETS, math.ceil(pool_bytes / problem.min_bytes) + 1))
+    count = set_count(problem, device.profile.l2_bytes)
     if protocol.l2_policy != "rotate":
         count = 1
     case = referee.cases[0]

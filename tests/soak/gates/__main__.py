@@ -17,7 +17,7 @@ def main() -> int:
     run_parser = commands.add_parser("run")
     run_parser.add_argument("out", type=Path)
     run_parser.add_argument("--rows", nargs="*", help="names of bugs; all of them by default")
-    run_parser.add_argument("--limit-s", type=float, default=420.0, help="no step begins after it")
+    run_parser.add_argument("--limit-s", type=float, default=240.0, help="no step begins after it")
     run_parser.add_argument("--processes", type=int, default=0, help="compiles at a time; one a core by default")
     table_parser = commands.add_parser("table")
     table_parser.add_argument("file", type=Path)

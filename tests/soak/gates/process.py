@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
-READY_S, STALL_S = 120.0, 10.0
+CHILD = "tests.soak.gates.child"
+READY_S, STALL_S = 120.0, 5.0
 
 
 class GateProcess:
     """One process of tests.soak.gates.child, started ahead of its job: importing torch takes seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = CHILD) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.soak.gates.child"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -39,7 +41,8 @@ class GateProcess:
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=4)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def run(self, job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Messages of the job; the last one says how it ended. The process is gone afterwards."""
@@ -62,6 +65,11 @@ class GateProcess:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._reader.join(timeout=5.0)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what was written and never read
+                    stream.close()
 
     def _next(self, limit_s: float) -> dict[str, Any]:
         try:

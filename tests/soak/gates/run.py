@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ SCHEMA = 1
 SEED = 1
 WARM = 2
 SANITIZERS = ("memcheck", "racecheck")
-SANITIZERS_AT_ONCE = 8
-SANITIZER_S = 60.0
+APART_AT_ONCE = 6
+SANITIZER_S = 20.0
+HANGS = "hangs already when compared"
 COMMAND = "python -m tests.soak.gates run OUT_DIR"
 
 
@@ -55,7 +57,7 @@ class Gates:
                 builds = Builds(missing, folder, processes)
                 self._fill()
                 self._exclusive(missing, builds)
-                self._sanitized(missing, builds)
+                self._apart(missing, builds)
             finally:
                 for process in self._warm:
                     process.kill()
@@ -71,20 +73,14 @@ class Gates:
             kept = self.found["rows"].setdefault(row or "healthy", {"meaning": FAULTS.get(row, "no bug")})
             if "structure" not in kept:
                 built = builds.get(row, TUNED)
-                self.found["toolchain"] = built["toolchain"]
-                kept["structure"] = {
-                    key: built[f"structure_{key}" if key == "s" else key] for key in ("findings", "unjudged", "s")
-                }
-                self._write()
+                kept["structure"], self.found["toolchain"] = built["structure"], built["toolchain"]
             if "comparison" not in kept and self._has_time():
                 kept["comparison"] = self._launched(row, [TUNED], builds, by_inputs=True)
+                self._write()
             if "stress" not in kept and self._has_time():
                 plans = stress_plans(row)
-                # Who hangs at once needs no more builds to show it.
-                chosen = plans[:1] if "hung" in kept.get("comparison", {}) else plans
-                kept["stress"] = self._launched(row, chosen, builds, by_inputs=False)
-            if "soak" not in kept and self._has_time() and not _caught_by_launching(kept):
-                kept["soak"] = self._soaked(builds.get(row, TUNED))
+                hangs = "hung" in kept["comparison"] or not plans
+                kept["stress"] = {"not_run": HANGS} if hangs else self._launched(row, plans, builds, by_inputs=False)
             self._write()
             self._say(row, kept)
         if "cost" not in self.found and self._has_time():
@@ -112,56 +108,68 @@ class Gates:
         self._fill()
         return {**found, "wall_s": round(time.monotonic() - since, 2)}
 
-    def _soaked(self, module: dict[str, Any]) -> dict[str, Any]:
+    # ------------------------------------------------------------------ a few at a time: timing does not matter here
+
+    def _apart(self, rows: Sequence[str], builds: Builds) -> None:
+        """The soak and the sanitizers, in processes that share the card."""
+        gates = {"soak": self._soaked, **{tool: partial(self._sanitized, tool) for tool in SANITIZERS}}
+        with ThreadPoolExecutor(APART_AT_ONCE) as threads:
+            futures = {
+                (row, gate): threads.submit(run, row, builds)
+                for gate, run in gates.items()
+                for row in rows
+                if gate not in self.found["rows"][row or "healthy"]
+            }
+            for (row, gate), future in futures.items():
+                found = future.result()
+                if found is not None:
+                    self.found["rows"][row or "healthy"][gate] = found
+                    self._write()
+                    print(f"{time.monotonic() - self._began:5.0f} s {row or 'healthy'}: {gate} {found}", flush=True)
+
+    def _soaked(self, row: str, builds: Builds) -> dict[str, Any] | None:
+        """None when there is no time left."""
+        kept = self.found["rows"][row or "healthy"]
+        if not self._has_time():
+            return None
+        if _caught_by_launching(kept):
+            return {"not_run": "comparison or repeat has caught it"}
         since = time.monotonic()
+        module = builds.get(row, TUNED)
         job = SoakJob(problem=PROBLEM, module_path=Path(module["path"]), module_sha256=module["sha256"], seed=SEED)
         report = soak(job, stall_s=10.0)
-        wall_s = round(time.monotonic() - since, 2)
         return {
             "verdict": report.verdict.value,
             "detail": report.detail,
             "launches": dict(report.launches),
             "gpu_s": report.gpu_s,
-            "wall_s": wall_s,
+            "wall_s": round(time.monotonic() - since, 2),
         }
 
-    # ------------------------------------------------------------------ at the same time: timing does not matter here
-
-    def _sanitized(self, rows: Sequence[str], builds: Builds) -> None:
-        tasks = [
-            (row, tool)
-            for tool in SANITIZERS
-            for row in rows
-            if tool not in self.found["rows"][row or "healthy"] and self._has_time()
-        ]
-        tasks.sort(key=lambda task: len(stress_plans(task[0])))  # those that will hang first: they take longest
-        with ThreadPoolExecutor(SANITIZERS_AT_ONCE) as threads:
-            futures = {task: threads.submit(self._sanitize, *task, builds) for task in tasks}
-            for (row, tool), future in futures.items():
-                self.found["rows"][row or "healthy"][tool] = future.result()
-                self._write()
-                print(f"{row or 'healthy'}: {tool} {future.result()}", flush=True)
-
-    def _sanitize(self, row: str, tool: str, builds: Builds) -> dict[str, Any]:
+    def _sanitized(self, tool: str, row: str, builds: Builds) -> dict[str, Any] | None:
+        """None when there is no time left."""
         if not self._has_time():
-            return {"ran": False, "errors": 0, "detail": "no time left", "wall_s": 0.0}
+            return None
+        plans = [plan for plan in stress_plans(row) if not plan.delays_ns]
+        if not plans or "hung" in self.found["rows"][row or "healthy"]["comparison"]:
+            return {"not_run": HANGS}
         since = time.monotonic()
         launches = []
-        for plan in stress_plans(row):
-            if not plan.delays_ns:
-                problem = as_dict(plan.problem)
-                shape = {key: problem[key] for key in ("m", "n", "k", "dtype")}
-                launches.append({"path": builds.get(row, plan)["path"], **shape})
+        for plan in plans:
+            problem = as_dict(plan.problem)
+            shape = {key: problem[key] for key in ("m", "n", "k", "dtype")}
+            launches.append({"path": builds.get(row, plan)["path"], **shape})
         report = sanitize(tool, launches, timeout_s=SANITIZER_S)
+        if report.version:
+            self.found["sanitizer"] = report.version
         wall_s = round(time.monotonic() - since, 2)
-        self.found.setdefault("sanitizer", report.version)
         return {"ran": report.ran, "errors": report.errors, "detail": report.detail, "wall_s": wall_s}
 
     # ------------------------------------------------------------------ bookkeeping
 
     def _complete(self, row: str) -> bool:
         kept = self.found["rows"].get(row or "healthy", {})
-        return {"structure", "comparison", "stress", *SANITIZERS} <= kept.keys()
+        return {"structure", "comparison", "stress", "soak", *SANITIZERS} <= kept.keys()
 
     def _fill(self) -> None:
         while len(self._warm) < WARM:
@@ -178,10 +186,9 @@ class Gates:
     def _say(self, row: str, kept: dict[str, Any]) -> None:
         builds = kept.get("stress", {}).get("builds", [])
         said = {
-            "structure": [text.partition(":")[0] for text in kept["structure"]["findings"]],
+            "structure": kept["structure"]["rules"],
             "tuned size": [build["outcome"] for build in kept.get("comparison", {}).get("builds", [])],
             "stress": f"{sum(build['outcome'] != 'clean' for build in builds)} of {len(builds)} builds",
-            "soak": kept.get("soak", {}).get("verdict", ""),
         }
         stops = [kept.get(stage, {}).get(end) for stage in ("comparison", "stress") for end in ("hung", "crashed")]
         print(

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 GATES = ("comparison", "repeat", "stress", "structure", "soak", "memcheck", "racecheck")
 NOTHING = "-"
+NOT_RUN = "(not run)"
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -48,13 +49,15 @@ def _comparison(row: Mapping[str, Any]) -> str:
 def _repeat(row: Mapping[str, Any]) -> str:
     stage = row["comparison"]
     if _stopped(stage):
-        return "(not reached)"
+        return NOT_RUN
     (build,) = stage["builds"]
     return f"{build['changing_launches']} of {build['launches']}" if build["changing_launches"] else NOTHING
 
 
 def _stress(row: Mapping[str, Any]) -> str:
     stage = row["stress"]
+    if "not_run" in stage:
+        return NOT_RUN
     if stopped := _stopped(stage):
         return f"{stopped} in build {len(stage['builds']) + 1}"
     failed = [build for build in stage["builds"] if build["outcome"] != "clean"]
@@ -65,25 +68,26 @@ def _stress(row: Mapping[str, Any]) -> str:
 
 
 def _structure(row: Mapping[str, Any]) -> str:
-    rules = dict.fromkeys(text.partition(":")[0] for text in row["structure"]["findings"])
-    return ", ".join(rules) or NOTHING
+    return ", ".join(row["structure"]["rules"]) or NOTHING
 
 
 def _soak(row: Mapping[str, Any]) -> str:
-    if "soak" not in row:
-        return "(not asked)"
+    if "not_run" in row["soak"]:
+        return NOT_RUN
     return NOTHING if row["soak"]["verdict"] == "clean" else row["soak"]["verdict"]
 
 
 def _sanitizer(tool: str, row: Mapping[str, Any]) -> str:
     stage = row[tool]
+    if "not_run" in stage:
+        return NOT_RUN
     if stage["errors"]:
         return f"{stage['errors']} errors"
     if stage["ran"]:
         return NOTHING
     if "is wrong by" in stage["detail"]:
-        return "(0 errors, wrong product)"
-    return "(hangs)" if "did not finish within" in stage["detail"] else "(did not run)"
+        return "(no error; wrong product)"
+    return "(hangs)" if "did not finish within" in stage["detail"] else "(crashes)"
 
 
 CELLS = {
@@ -100,5 +104,4 @@ CELLS = {
 def _seconds(row: Mapping[str, Any], gate: str) -> str:
     if gate == "repeat":
         return "in comparison"
-    stage = row.get(gate, {})
-    return f"{stage.get('wall_s', stage.get('s', 0.0)):.1f}"
+    return f"{row[gate]['wall_s']:.1f}"
