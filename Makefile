@@ -11,8 +11,8 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-verify host demo test lint format pytest serve test-gpu verify-full verify-compile \
-	soak-faults soak-kills soak-cost requirements clean
+.PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full \
+	verify-compile soak-faults soak-kills soak-cost requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ format: setup  ## let ruff rewrite what it can
 pytest: setup  ## tests that need no GPU, PostgreSQL or browser
 	$(PYTEST) -m 'not gpu and not postgres and not browser'
 
+test-postgres: setup  ## the tests of store, API and tuner on a PostgreSQL server that they start
+	$(PYTEST) -m postgres
+
 test: lint pytest  ## lint and pytest
 
 serve: setup  ## API and tuner on this machine
@@ -83,12 +86,13 @@ soak-cost: setup  ## what a trial and a question cost on this machine
 
 requirements: setup  ## pin again from pyproject.toml
 	$(PIP) install --quiet uv
-	$(COMPILE) --extra tuner --extra dev -o requirements/dev.txt
+	$(COMPILE) --extra tuner --extra postgres --extra dev -o requirements/dev.txt
 	$(COMPILE) -c requirements/dev.txt -o requirements/base.txt
 	$(COMPILE) -c requirements/dev.txt --extra server -o requirements/server.txt
+	$(COMPILE) -c requirements/dev.txt --extra server --extra postgres -o requirements/postgres.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner -o requirements/tuner.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
-	$(COMPILE) -c requirements/dev.txt --extra tuner --extra dev --extra verify -o requirements/verify.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra dev --extra verify -o requirements/verify.txt
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -14,7 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.logs import configure_logging
-from api.settings import ApiSettings
+from api.settings import ApiSettings, is_loopback
 from db.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 BACKLOG = 2048
+RATE_ELSEWHERE = 100.0  # requests a second of one client, where others than this machine may ask
 WRONG_REQUEST = 2  # exit status
 
 log = logging.getLogger("api")
@@ -48,16 +51,42 @@ def parse_settings(arguments: Sequence[str] | None = None) -> ApiSettings:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="TCP port, 0 for a free one (default: %(default)s)")
     parser.add_argument("--database-url", required=True, help="SQLAlchemy URL, for example sqlite:////data/tuner.db")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name that requests may call the service by; may be repeated (default: any, on loopback its own)",
+    )
+    parser.add_argument(
+        "--requests-per-s",
+        type=_rate,
+        metavar="N",
+        help="requests a second that one client may send, 0 for any (default: any on a loopback address, else 100)",
+    )
     parser.add_argument("--exports-dir", required=True, type=Path, help="folder of the bundles")
     parser.add_argument("--artifacts-dir", required=True, type=Path, help="folder of the artifact store")
     options = parser.parse_args(arguments)
+    per_s = options.requests_per_s
     return ApiSettings(
         host=options.host,
         port=options.port,
+        allowed_hosts=tuple(options.allowed_host),
+        requests_per_s=(0.0 if is_loopback(options.host) else RATE_ELSEWHERE) if per_s is None else per_s,
         database_url=options.database_url,
         exports_dir=options.exports_dir,
         artifacts_dir=options.artifacts_dir,
     )
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of requests: use 0 or more")
+    return rate
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -114,12 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return WRONG_REQUEST
         configure_logging()
         host, port = listener.getsockname()[:2]
-        log.info("listening", extra={"host": host, "port": port})
+        log.info("listening", extra={"host": host, "port": port, "needs_token": settings.needs_token})
         server = server_of(app, settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             # uvicorn has its own handlers while it runs, and raises the signal again when it is done: with the default
             # action, a shutdown in good order would end as a death by signal.
             signal.signal(number, lambda *_: None)
+        # What was built up to here lives as long as the process: a collection need not look at it while requests wait.
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[listener])
         return 0 if server.started else 1
 

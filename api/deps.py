@@ -13,6 +13,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Request
 
 from api.metrics import RequestMetrics
+from api.services.kept import Kept as KeptAnswers
 from api.settings import ApiSettings
 from db.database import Database
 
@@ -36,9 +37,16 @@ async def _metrics(request: Request) -> RequestMetrics:
     return metrics
 
 
+async def _kept(request: Request) -> KeptAnswers:
+    kept = request.app.state.kept
+    assert isinstance(kept, KeptAnswers)
+    return kept
+
+
 Db = Annotated[Database, Depends(_database)]
 Settings = Annotated[ApiSettings, Depends(_settings)]
 Metrics = Annotated[RequestMetrics, Depends(_metrics)]
+Kept = Annotated[KeptAnswers, Depends(_kept)]
 
 JobId = Annotated[str, Path(description="Id of a job.")]
 StudyId = Annotated[str, Path(description="Id of a study.")]

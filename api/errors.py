@@ -6,6 +6,7 @@ ApiError                    status  when
   x UnknownTarget           422     no such arch or device
   x NotFound                404     no such job, study, result, export or route
   x NoResult                404     nothing tuned answers the question; carries the request that would tune it
+  x RepeatedKey             422     a JSON key or a query parameter is given twice
   x Conflict                409     what is stored does not allow it (key used for another body, export not ready)
   x UnverifiedResult        409     an export of a result that lacks evidence
   x BundleMissing           410     the bundle's file is gone
@@ -112,6 +113,15 @@ class BodyTooLarge(HTTPException):
         self.limit_bytes = limit_bytes
 
 
+class RepeatedKey(HTTPException):
+    """A key of the body or a query parameter stands twice. An HTTPException for the same reason."""
+
+    def __init__(self, name: str, *, where: str) -> None:
+        super().__init__(422)
+        self.name = name
+        self.where = where
+
+
 def error_response(
     status: int,
     error: str,
@@ -130,6 +140,15 @@ def too_large_response(limit_bytes: int) -> Response:
     """413 with the limit."""
     detail, hint = f"the request body is larger than {limit_bytes} bytes", "split the request into several"
     return error_response(413, "BodyTooLarge", detail, hint, headers={"Connection": "close"})
+
+
+def unavailable_response(error: DatabaseError) -> Response:
+    """503. What went wrong names files of the server: that is for the log, except that waiting helps."""
+    log.error("database error: %s", error)
+    busy = isinstance(error, DatabaseBusy)
+    detail = "the database is busy" if busy else "the database cannot be used"
+    hint = "try again" if busy else "see the service's log, or run `gemm-tuner doctor` beside it"
+    return error_response(503, "Unavailable", detail, hint, headers={"Retry-After": str(BUSY_RETRY_S)})
 
 
 def field_path(location: Sequence[int | str]) -> str:
@@ -212,14 +231,20 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     """Errors that the framework raises: no such route, wrong method, unreadable body, body too large."""
     if isinstance(error, BodyTooLarge):
         return too_large_response(error.limit_bytes)
+    if isinstance(error, RepeatedKey):
+        what = "a key of the body" if error.where == "body" else "a query parameter"
+        detail = f"{error.name[:MAX_VALUE_CHARS]}: is given more than once"
+        return error_response(422, "RequestError", detail, f"name {what} once: which one counts would be a guess")
     method, path = request.method, request.url.path
     detail, hint = str(error.detail), ""
     name = HTTPStatus(error.status_code).phrase.title().replace(" ", "")
     if error.status_code == 404:
         detail, hint = f"no route {path!a}", "see /openapi.json for the routes"
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        # The framework names the methods of the first route with this path; there may be several.
+        allowed = ", ".join(request.app.state.methods_of(path))
         detail, hint = f"{method} is not served by {path!a}", f"allowed here: {allowed}"
+        return error_response(405, name, detail, hint, headers={"Allow": allowed})
     elif (
         error.status_code == 400
     ):  # the framework could not read the body at all: for us a malformed request like others
@@ -239,12 +264,7 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, DatabaseError)
         if isinstance(error, IdempotencyConflict):
             return error_response(409, "IdempotencyConflict", str(error), "send the same body again, or a new key")
-        log.error("database error: %s", error)
-        # What went wrong names files of the server: that is for the log, except that waiting helps.
-        busy = isinstance(error, DatabaseBusy)
-        detail = "the database is busy" if busy else "the database cannot be used"
-        hint = "try again" if busy else "see the service's log, or run `gemm-tuner doctor` beside it"
-        return error_response(503, "Unavailable", detail, hint, headers={"Retry-After": str(BUSY_RETRY_S)})
+        return unavailable_response(error)
 
     async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -68,6 +68,7 @@ BEST_EXAMPLE: Json = {
     "evidence": ["measured", "numeric", "checked"],
     "environment": {"gpu_name": "NVIDIA H200", "driver": "580.95"},
     "revision": 3,
+    "pinned": False,
     "median_us": 175.6,
     "tie_set": [],
     "ratio": {"cublaslt_best": {"median": 1.002, "low": 0.999, "high": 1.004}},
@@ -85,6 +86,8 @@ RESULT_EXAMPLE: Json = {
     "study_id": ID_EXAMPLE,
     "trial_number": 7,
     "revision": 3,
+    "pinned": False,
+    "current": True,
     "config": CONFIG_EXAMPLE,
     "evidence": ["measured", "numeric", "checked"],
     "environment": {"gpu_name": "NVIDIA H200", "driver": "580.95"},
@@ -106,4 +109,5 @@ RESULT_EXAMPLE: Json = {
     "artifact_sha256": SHA_EXAMPLE,
     "source_hash": SHA_EXAMPLE,
     "created_at": WHEN_EXAMPLE,
+    "published_at": WHEN_EXAMPLE,
 }

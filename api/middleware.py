@@ -119,5 +119,10 @@ class RequestEnvelope:
             scope["method"],
             scope["path"],
             status,
-            extra={"route": route, "status": status, "duration_ms": round(duration_s * 1e3, 3)},
+            extra={
+                "route": route,
+                "status": status,
+                "duration_ms": round(duration_s * 1e3, 3),
+                **({"token": scope["gemm_tuner_token"]} if "gemm_tuner_token" in scope else {}),
+            },
         )

@@ -19,3 +19,8 @@ def json_reply(view: BaseModel, *, status_code: int = 200, headers: Mapping[str,
     names the view as its `response_model`, for the documentation.
     """
     return Response(view.model_dump_json(), status_code, headers, media_type="application/json")
+
+
+def json_bytes(body: bytes) -> Response:
+    """A body that is JSON already."""
+    return Response(body, media_type="application/json")

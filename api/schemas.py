@@ -5,9 +5,9 @@ No postponed annotations in this module: pydantic reads them when the classes ar
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from api.examples import ID_EXAMPLE, JOB_EXAMPLE
 from kernels.problem import MAX_EXTENT
@@ -65,7 +65,7 @@ class ProblemIn(Strict):
     m: Extent
     """Rows of A and D."""
     n: Extent
-    """Rows of B, columns of D; a multiple of 8."""
+    """Rows of B, columns of D; a multiple of 8 on sm_100a."""
     k: Extent
     """Columns of A and B; a multiple of 8."""
     dtype: Name = "bf16"
@@ -145,6 +145,10 @@ class BestOptions(Strict):
     """Device name or alias, or an architecture."""
     evidence: EvidenceName | None = None
     """Least evidence wanted; without it only published revisions (`numeric` and `checked`) answer."""
+    environment: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """Only results of this environment: an `environment_key`, whole or without the source hash at its end."""
+    allow_stale: bool = False
+    """Answer also with results whose driver, CUDA or toolchain is not the device's any more; they say what changed."""
     allow_default: bool = False
     """Answer with the heuristic's modeled config when nothing tuned is close enough."""
 
@@ -159,7 +163,37 @@ class BestQuery(BestOptions):
     k: QueryExtent
     """Columns of A and B."""
     revision: Annotated[int, QueryInt, Field(ge=1, le=MAX_EXTENT)] | None = None
-    """Exactly this published revision; without it the newest."""
+    """Exactly this published revision; without it the pinned one, else the newest."""
+
+
+class DispatchQuery(BestOptions):
+    """Query string of GET /v1/dispatch."""
+
+    n: QueryExtent
+    """Rows of B, columns of D."""
+    k: QueryExtent
+    """Columns of A and B."""
+    m_min: QueryExtent = 1
+    """Smallest M of the table."""
+    m_max: QueryExtent | None = None
+    """Largest M of the table; without it the largest that has an answer."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.m_max is not None and self.m_max < self.m_min:
+            raise ValueError(f"m_max must be at least m_min, got {self.m_max} and {self.m_min}")
+        return self
+
+
+class PinIn(Strict):
+    """Which revision shall stay the answer."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"result": ID_EXAMPLE, "pinned": True}]})
+
+    result: Name
+    """Id of a published result."""
+    pinned: Annotated[bool, Field(strict=True)] = True
+    """False lets it go: the newest revision answers again."""
 
 
 class BulkShape(Strict):
@@ -182,6 +216,8 @@ class BestBulkIn(BestOptions):
         json_schema_extra={"examples": [{"problems": [{"m": 4096, "n": 4096, "k": 4096}], "device": "h200"}]}
     )
 
+    allow_stale: Annotated[bool, Field(strict=True)] = False
+    """Answer also with results whose driver, CUDA or toolchain is not the device's any more; they say what changed."""
     allow_default: Annotated[bool, Field(strict=True)] = False
     """Answer with the heuristic's modeled config when nothing tuned is close enough."""
     problems: Annotated[list[BulkShape], Field(min_length=1, max_length=MAX_PROBLEMS)]
@@ -218,6 +254,28 @@ class JobsQuery(Strict):
     """`next` of the page before."""
 
 
+class RevisionsQuery(Strict):
+    """Query string of GET /v1/results/{result_id}/revisions."""
+
+    limit: Limit = 50
+    """Entries of one page."""
+    after: Annotated[int, QueryInt, Field(ge=1, le=MAX_EXTENT)] | None = None
+    """`next` of the page before."""
+
+
+class RegressionsQuery(Strict):
+    """Query string of GET /v1/regressions."""
+
+    device: Name | None = None
+    """Only this device or architecture."""
+    verdict: Literal["slower", "faster", "same"] | None = None
+    """Only these; pages may be short then, `next` says whether more follow."""
+    limit: Limit = 50
+    """Problems looked at for one page."""
+    after: RowId | None = None
+    """`next` of the page before."""
+
+
 class TrialsQuery(Strict):
     """Query string of GET /v1/studies/{study_id}/trials."""
 
@@ -238,6 +296,8 @@ class ResultsQuery(Strict):
     """Only results of this study."""
     published: bool | None = None
     """Only published revisions, or only candidates."""
+    environment: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """Only results of this environment: an `environment_key`, whole or without the source hash at its end."""
     limit: Limit = 50
     """Entries of one page."""
     after: RowId | None = None

@@ -267,6 +267,8 @@ class BestView(BaseModel):
     environment: Json | None
     revision: int | None
     """Number of the published revision; null for a candidate or a default."""
+    pinned: bool
+    """Someone wants this revision to stay the answer: PUT /v1/pins."""
     median_us: float | None
     """A measured median, or the model's estimate where `evidence` says `modeled`."""
     tie_set: list[Any]
@@ -324,6 +326,130 @@ class MeasurementView(BaseModel):
     """Energy of one product by implementation, in millijoules; only protocol `sustained` takes it."""
 
 
+class DispatchRange(BaseModel):
+    """The M for which one result is the nearest, both ends included."""
+
+    m_min: int
+    m_max: int
+    best: BestView
+    """The result as it answers for the M that it was tuned for; its module serves that M alone."""
+
+
+class DispatchGap(BaseModel):
+    """M without an answer, both ends included."""
+
+    m_min: int
+    m_max: int
+
+
+class DispatchView(BaseModel):
+    """For fixed N and K: which result answers for which M."""
+
+    model_config = example(
+        {
+            "n": 4096,
+            "k": 4096,
+            "dtype": "bf16",
+            "layout": "NT",
+            "arch": "sm_90a",
+            "device": "NVIDIA H200",
+            "m_min": 1024,
+            "m_max": 8192,
+            "ranges": [{"m_min": 2048, "m_max": 8192, "best": BEST_EXAMPLE}],
+            "gaps": [{"m_min": 1024, "m_max": 2047}],
+            "submit": {"problems": [PROBLEM_EXAMPLE | {"m": 1024}], "device": "NVIDIA H200"},
+        }
+    )
+
+    n: int
+    k: int
+    dtype: str
+    layout: str
+    arch: str
+    device: str | None
+    m_min: int
+    m_max: int
+    ranges: list[DispatchRange]
+    """In the order of M, without overlap: results tuned for exactly this N and K, each within the threshold of M."""
+    gaps: list[DispatchGap]
+    """What is left between `m_min` and `m_max`."""
+    submit: Json | None
+    """Body for POST /v1/jobs that would tune the ends of the gaps; null when there is none."""
+
+
+class RegressionSide(BaseModel):
+    """One of two revisions that are compared."""
+
+    result: str
+    revision: int | None
+    median_us: float | None
+    interval_us: list[float] | None
+    """95 % interval of the median."""
+    ratio: Json
+    """Baseline time over ours, by baseline: above 1 we are faster."""
+    config: Json
+
+
+class RegressionView(BaseModel):
+    """A problem that was measured before and after its environment changed."""
+
+    problem: ProblemView
+    arch: str
+    device: str | None
+    change: str
+    """What changed between the two."""
+    verdict: Literal["slower", "faster", "same"]
+    """`same` where the intervals of both touch."""
+    time_ratio: float | None
+    """Time now over time before: above 1 it became slower."""
+    before: RegressionSide
+    """Newest revision of another environment than today's answer."""
+    after: RegressionSide
+    """The revision that answers today."""
+
+
+_SIDE = {
+    "result": ID_EXAMPLE,
+    "revision": 2,
+    "median_us": 175.6,
+    "interval_us": [175.2, 176.0],
+    "ratio": {},
+    "config": {},
+}
+
+
+class RegressionList(BaseModel):
+    """One page of comparisons, and what waits to be measured again."""
+
+    model_config = example(
+        {
+            "items": [
+                {
+                    "problem": PROBLEM_EXAMPLE,
+                    "arch": "sm_90a",
+                    "device": "NVIDIA H200",
+                    "change": "driver was 570.86, is 580.95",
+                    "verdict": "slower",
+                    "time_ratio": 1.031,
+                    "before": _SIDE,
+                    "after": _SIDE | {"revision": 3, "median_us": 181.0, "interval_us": [180.4, 181.7]},
+                }
+            ],
+            "next": None,
+            "stale": 1,
+            "submit": {"problems": [PROBLEM_EXAMPLE | {"device": "NVIDIA H200"}]},
+        }
+    )
+
+    items: list[RegressionView]
+    next: str | None
+    """`after` of the next page, null on the last one."""
+    stale: int
+    """Answers whose environment no device has any more: not measured again since."""
+    submit: Json | None
+    """Body for POST /v1/jobs that measures them again, up to 4096; null when there is none."""
+
+
 class ResultView(BaseModel):
     """Winner of a study: a published revision, or a candidate."""
 
@@ -336,6 +462,10 @@ class ResultView(BaseModel):
     study_id: str | None
     trial_number: int | None
     revision: int | None
+    pinned: bool
+    """Someone wants this revision to stay the answer: PUT /v1/pins."""
+    current: bool
+    """The published revision that answers for its problem and device, or their newest candidate of its evidence."""
     config: Json
     evidence: list[str]
     environment: Json | None
@@ -366,6 +496,25 @@ class ResultView(BaseModel):
     artifact_sha256: str | None
     source_hash: str | None
     created_at: datetime
+    published_at: datetime | None
+
+
+class RevisionList(BaseModel):
+    """One page of the published revisions of a problem and device, newest first."""
+
+    model_config = example({"items": [RESULT_EXAMPLE], "next": 3})
+
+    items: list[ResultView]
+    next: int | None
+    """`after` of the next page, null on the last one."""
+
+
+class PinList(BaseModel):
+    """Every pinned revision."""
+
+    model_config = example({"items": [RESULT_EXAMPLE | {"pinned": True}]})
+
+    items: list[ResultView]
 
 
 class ResultList(BaseModel):

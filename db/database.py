@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +31,15 @@ from db.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sqlalchemy import Select
 
 BUSY_TIMEOUT_S = 10.0
 
+ANSWERS = "answers"  # topic of results, pins and devices: all that GET /v1/best reads
+
+_CHANGED = "gemm_tuner_changed"  # member of Session.info: topics of this transaction
 _BEGIN = "gemm_tuner_begin"  # execution option: which BEGIN a transaction on SQLite starts with
 _PG_MIGRATION_LOCK = 0x47544E52  # key of the advisory lock under which one process creates or upgrades the schema
 
@@ -65,10 +72,14 @@ class Database:
         self._read_only = read_only
         self._busy_timeout_s = busy_timeout_s
         self._file = None if path is None else sqlite_file.note_open(path)
-        self._readers = sessionmaker(engine, expire_on_commit=False)
+        self._direct = None if path is None else _Direct(path, engine, busy_timeout_s)
+        # One snapshot for the whole block: PostgreSQL would take a new one for each statement.
+        snapshot = engine.execution_options(isolation_level="REPEATABLE READ") if path is None else engine
+        self._readers = sessionmaker(snapshot, expire_on_commit=False)
         # IMMEDIATE: a transaction that reads before it writes would otherwise fail at once, without waiting, when
         # another writer came in between (measured with SQLite 3.40 in WAL mode).
         self._writers = sessionmaker(engine.execution_options(**{_BEGIN: "IMMEDIATE"}), expire_on_commit=False)
+        event.listen(self._writers, "before_commit", _count_changes)
 
     @classmethod
     def open(
@@ -155,8 +166,45 @@ class Database:
             session.connection()
             yield session
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether `rows` and `change_number` cost microseconds (SQLite), or a way to a server and back."""
+        return self._direct is not None
+
+    @property
+    def dialect_name(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    def rows(self, statement: Select[*tuple[Any, ...]], values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        """All rows of one question, outside any transaction, as the driver gives them. Raises DatabaseError.
+
+        For questions that are asked hundreds of times a second: on SQLite a session costs ten times what this does. The
+        statement must be one that is kept, without expanding parameters.
+        """
+        with translated(self._where, self._busy_timeout_s):
+            if self._direct is not None:
+                return self._direct.rows(statement, values)
+            with self._engine.connect() as connection:
+                return connection.execute(statement, values).all()
+
+    def change_number(self, topic: str) -> int:
+        """A number that differs once a transaction that changed this topic was committed, by any process.
+
+        topic: ANSWERS
+        Read it before what shall be kept in memory: at worst that is read again although it is new. Raises
+        DatabaseError.
+        """
+        with translated(self._where, self._busy_timeout_s):
+            if self._direct is not None:
+                return self._direct.change_number(topic)
+            with self._engine.connect() as connection:
+                return int(connection.execute(_CHANGE_NUMBER, {"topic": topic}).scalar_one())
+
     def close(self) -> None:
         """Close all connections. The last process to close a SQLite database folds its log into the file."""
+        if self._direct is not None:
+            self._direct.close()
         self._engine.dispose()
         if self._file is not None:
             sqlite_file.note_closed(self._file)
@@ -167,6 +215,85 @@ class Database:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@dataclass(slots=True)
+class _Look:
+    """One thread's connection, and what it saw last.
+
+    data_version: SQLite's own number, which differs after others wrote
+    numbers: changes by topic
+    """
+
+    connection: sqlite3.Connection
+    data_version: object = None
+    numbers: dict[str, int] = field(default_factory=dict)
+
+
+class _Direct:
+    """Reads a SQLite file over one connection a thread, past SQLAlchemy. Each statement is a transaction of its own."""
+
+    def __init__(self, path: Path, engine: Engine, busy_timeout_s: float) -> None:
+        self._path, self._engine, self._busy_timeout_s = path, engine, busy_timeout_s
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._looks: list[_Look] = []
+        self._compiled: dict[Select[*tuple[Any, ...]], tuple[str, tuple[tuple[str, Any], ...]]] = {}
+
+    def rows(self, statement: Select[*tuple[Any, ...]], values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Raises sqlite3.Error."""
+        found = self._compiled.get(statement)
+        if found is None:
+            compiled = statement.compile(self._engine)
+            names = tuple((name, compiled.params[name]) for name in compiled.positiontup or ())
+            found = self._compiled[statement] = (str(compiled), names)
+        text, names = found
+        given = [values.get(name, constant) for name, constant in names]
+        return self._look().connection.execute(text, given).fetchall()
+
+    def change_number(self, topic: str) -> int:
+        """Raises sqlite3.Error. SQLite tells for free whether others wrote; only then are the numbers read again."""
+        look = self._look()
+        seen = look.connection.execute("PRAGMA data_version").fetchall()
+        if seen != look.data_version:
+            look.numbers = dict(look.connection.execute("SELECT topic, number FROM changes").fetchall())
+            look.data_version = seen
+        return look.numbers[topic]
+
+    def _look(self) -> _Look:
+        look: _Look | None = getattr(self._mine, "look", None)
+        if look is None:
+            uri = sqlite_file.reading_uri(self._path)
+            connection = sqlite3.connect(
+                uri, uri=True, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+            )
+            look = self._mine.look = _Look(connection)
+            with self._lock:
+                self._looks.append(look)
+        return look
+
+    def close(self) -> None:
+        """Close what all threads opened. None of them may be in the middle of a question."""
+        with self._lock:
+            looks, self._looks = self._looks, []
+            self._mine = threading.local()
+        for look in looks:
+            look.connection.close()
+
+
+def note_change(session: Session, topic: str) -> None:
+    """What readers keep of this topic is out of date once the transaction is committed."""
+    session.info.setdefault(_CHANGED, set()).add(topic)
+
+
+def _count_changes(session: Session) -> None:
+    """At the end of the transaction, so that the row is locked for no longer than the commit takes."""
+    for topic in sorted(session.info.get(_CHANGED, ())):
+        session.execute(_COUNT_CHANGE, {"topic": topic})
+
+
+_COUNT_CHANGE = text("UPDATE changes SET number = number + 1 WHERE topic = :topic")
+_CHANGE_NUMBER = text("SELECT number FROM changes WHERE topic = :topic")
 
 
 def hold(session: Session, name: str) -> None:

@@ -76,6 +76,8 @@ OUTCOMES = (
     "TIMED_OUT",
     "OUT_OF_MEMORY",
 )
+# Weakest first: each scope of a token includes those before it.
+SCOPES = ("read", "submit", "admin")
 # Weakest first: the position is the level that `Result.evidence_level` stores.
 EVIDENCE_ORDER = ("modeled", "simulated", "measured", "numeric", "checked")
 
@@ -313,10 +315,15 @@ class Artifact(Base):
 
     problem_key: the problem it was built for
     facts: what the compiler said beyond the columns (stack, warnings, seconds)
+    last_used_at: when it was built or exported last
+    removed_at: when its file was removed to save space; config and toolchain say how to build it again
     """
 
     __tablename__ = "artifacts"
-    __table_args__ = (Index("ix_artifacts_source_hash_toolchain", "source_hash", "toolchain"),)
+    __table_args__ = (
+        Index("ix_artifacts_source_hash_toolchain", "source_hash", "toolchain"),
+        Index("ix_artifacts_removed_at_last_used_at", "removed_at", "last_used_at"),
+    )
 
     sha256: Mapped[str] = mapped_column(_SHA, primary_key=True)
     kind: Mapped[str] = mapped_column(String(16), default="module")
@@ -331,6 +338,8 @@ class Artifact(Base):
     toolchain: Mapped[str] = mapped_column(String(255))
     facts: Mapped[JsonDict] = mapped_column(default=dict)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    last_used_at: Mapped[datetime] = mapped_column(default=utc_now)
+    removed_at: Mapped[datetime | None]
 
 
 class Device(Base):
@@ -353,7 +362,10 @@ class Result(Base):
     """The best config that a study found for a problem on a device.
 
     revision: null for a candidate; counts from 1 for each problem and device once published
-    current: the newest revision of its problem and device, or their newest candidate of its evidence level
+    current: what readers get: the pinned revision of its problem and device, else their newest one; or their newest
+        candidate of its evidence level
+    pinned: whether someone wants this revision to stay the answer
+    made_in: `environment_key` without the source hash: device, SM count, driver major, CUDA, toolchain
     evidence_level: position of the strongest evidence in EVIDENCE_ORDER
     interval_us: 95 % interval of the median, [low, high], microseconds
     tie_set: trials that the noise does not tell from this one
@@ -365,19 +377,21 @@ class Result(Base):
 
     __tablename__ = "results"
     __table_args__ = (
-        # Also the index behind GET /v1/best: all rows of a shape lie together.
+        # Also the index behind questions about old revisions: all rows of a shape lie together.
         UniqueConstraint(
             "m", "n", "k", "dtype", "layout", "arch", "device_name", "revision", name="uq_results_problem_revision"
         ),
         CheckConstraint("revision IS NULL OR revision >= 1", name="revision"),
-        # Nearest-shape search: equality on the first four, a range on n, and all that the search reads, so that it
-        # fetches only the rows it returns. Old revisions and replaced candidates are left out.
+        # Behind GET /v1/best. For one shape: a handful of current rows, however many old revisions. For the nearest:
+        # equality on the first four, a range on n, and all that the search reads, so that no row is fetched.
         Index(
             "ix_results_nearby",
-            *("current", "dtype", "layout", "arch", "n", "k", "m", "device_name", "revision", "evidence_level", "id"),
+            *("current", "dtype", "layout", "arch", "n", "k", "m", "device_name", "revision", "evidence_level"),
+            *("made_in", "pinned", "id"),
             sqlite_where=text("current IS 1"),
             postgresql_where=text("current IS true"),
         ),
+        Index("ix_results_artifact_sha256", "artifact_sha256"),
         Index("ix_results_created_at_id", "created_at", "id"),
         Index("ix_results_study_id", "study_id"),
     )
@@ -394,11 +408,13 @@ class Result(Base):
     trial_number: Mapped[int | None]
     revision: Mapped[int | None]
     current: Mapped[bool] = mapped_column(default=True)
+    pinned: Mapped[bool] = mapped_column(default=False)
     config: Mapped[JsonDict]
     evidence: Mapped[list[Any]]
     evidence_level: Mapped[int]
     environment: Mapped[JsonDict]
     environment_key: Mapped[str] = mapped_column(String(255), default="")
+    made_in: Mapped[str] = mapped_column(String(255), default="")
     median_us: Mapped[float | None]
     modeled_us: Mapped[float | None]
     interval_us: Mapped[list[Any] | None]
@@ -437,3 +453,35 @@ class Export(Base):
     size_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     finished_at: Mapped[datetime | None]
+
+
+class Token(Base):
+    """A bearer token of the API. Only its hash is stored: whoever reads the database cannot use it.
+
+    token_hash: SHA-256 of the token, which is 256 random bits, so nothing slower is needed
+    scope: read, submit or admin; each may do what the ones before it may
+    expires_at: null for a token without an end
+    """
+
+    __tablename__ = "tokens"
+    __table_args__ = (_one_of("scope", SCOPES),)
+
+    id: Mapped[str] = mapped_column(_ID, primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(String(128), unique=True)
+    token_hash: Mapped[str] = mapped_column(_SHA, unique=True)
+    scope: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Change(Base):
+    """How often something changed that readers keep in memory: they read it again when the number differs.
+
+    topic: what changed, such as `answers`
+    """
+
+    __tablename__ = "changes"
+
+    topic: Mapped[str] = mapped_column(String(32), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)

@@ -264,6 +264,7 @@ const struct GemmPayload gemm_payload = {{
   .grid = {launch.grid}, .threads = {launch.threads},
   .cluster = {{{", ".join(map(str, launch.cluster))}}},
   .smem_bytes = {launch.smem_bytes},
+  .contiguous = {{{", ".join(str(int(launch.knows_stride_of(operand))) for operand in OPERANDS)}}},
   .parameter_count = {len(launch.parameters)},
   .parameters = {{
     {parameters}

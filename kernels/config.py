@@ -13,9 +13,11 @@ from typing import Any, ClassVar, Self
 
 from kernels.arch import SM_90A, SM_100A, Arch, arch_named
 from kernels.errors import ConfigError
-from kernels.problem import ELEMENT_BYTES, GemmProblem
+from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 
 Rasters = ("m", "n", "m-serpentine", "n-serpentine")
+GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
+Schedules = ("cooperative", "pingpong")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class GemmConfig:
     """Knobs that both templates read.
 
     pipe_depth: stages of the shared-memory ring that TMA fills and the MMA drains
-    cta_group: CTAs of a cluster that work on one cluster tile
+    cta_group: CTAs of a cluster that share a staged operand
     num_consumers: MMA consumers of a CTA, each with its own rows of A, sharing the staged B tile
     blk_m: rows of A that one consumer of one CTA owns
     blk_n: rows of B that one CTA stages
@@ -48,20 +50,19 @@ class GemmConfig:
     epi_stages: int = 2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            kind = type(field.default)
+        for name, kind in _kinds(type(self)):
+            value = getattr(self, name)
             if type(value) is not kind:
-                raise ConfigError(f"knob {field.name} must be {kind.__name__}, got {value!r}", knob=field.name)
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"knob {field.name} must be at least 1, got {value}", knob=field.name)
+                raise ConfigError(f"knob {name} must be {kind.__name__}, got {value!r}", knob=name)
+            if type(value) is int and value < 1:
+                raise ConfigError(f"knob {name} must be at least 1, got {value}", knob=name)
         if self.raster not in Rasters:
             raise ConfigError(f"knob raster must be one of {', '.join(Rasters)}, got {self.raster!r}", knob="raster")
 
     @classmethod
     def knobs(cls) -> tuple[str, ...]:
         """Names of the knobs, in the order in which they are printed."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(name for name, _ in _kinds(cls))
 
     @classmethod
     def from_dict(cls, knobs: dict[str, Any]) -> Self:
@@ -90,6 +91,16 @@ class GemmConfig:
         return self.num_consumers * self.blk_m
 
     @property
+    def cta_cols(self) -> int:
+        """Rows of B, which are columns of D, that one CTA stages."""
+        return self.blk_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of one cluster."""
+        return self.cta_group
+
+    @property
     def cluster_tile(self) -> tuple[int, int]:
         """Rows and columns of D that one cluster computes at a time."""
         raise NotImplementedError
@@ -97,17 +108,22 @@ class GemmConfig:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of one CTA, in bytes."""
-        return ELEMENT_BYTES * self.blk_k * (self.cta_rows + self.blk_n)
+        return ELEMENT_BYTES * self.blk_k * (self.cta_rows + self.cta_cols)
 
     @property
     def epilogue_bytes(self) -> int:
-        """Shared memory of all epilogue staging buffers of one CTA, in bytes."""
+        """Shared memory that one CTA needs between its accumulators and D, in bytes."""
         raise NotImplementedError
 
     @property
     def threads(self) -> int:
         """Threads of one CTA."""
         return 128 * (self.num_consumers + 1)
+
+    @property
+    def epilogue_cols(self) -> int:
+        """Columns of accumulators that epilogue chunks divide."""
+        return self.blk_n
 
     @property
     def serpentine(self) -> bool:
@@ -124,43 +140,123 @@ class GemmConfig:
         rows, cols = self.cluster_tile
         return ceil(problem.m / rows), ceil(problem.n / cols)
 
+    def resident_clusters(self, sm_count: int) -> int:
+        """Clusters that the SMs hold at once, at one CTA each."""
+        return sm_count // self.cluster_size
+
     def clusters(self, problem: GemmProblem, sm_count: int) -> int:
-        """Clusters launched: persistent, so at most what the SMs hold at one CTA each."""
+        """Clusters launched: persistent, so at most what the SMs hold."""
         tiles_m, tiles_n = self.cluster_tiles(problem)
-        return min(sm_count // self.cta_group, tiles_m * tiles_n)
+        return min(self.resident_clusters(sm_count), tiles_m * tiles_n)
 
     def k_blocks(self, problem: GemmProblem) -> int:
-        """Stages that one tile consumes."""
+        """Blocks of K that one tile needs."""
         return ceil(problem.k / self.blk_k)
+
+    def cta_k_blocks(self, problem: GemmProblem) -> int:
+        """Stages that one CTA consumes for a tile, at most."""
+        return self.k_blocks(problem)
+
+
+_KINDS: dict[type[GemmConfig], tuple[tuple[str, type], ...]] = {}
+
+
+def _kinds(config_class: type[GemmConfig]) -> tuple[tuple[str, type], ...]:
+    """Name and type of each knob. Kept: spaces make tens of thousands of configs."""
+    if config_class not in _KINDS:
+        _KINDS[config_class] = tuple((field.name, type(field.default)) for field in fields(config_class))
+    return _KINDS[config_class]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sm90GemmConfig(GemmConfig):
-    """Knobs of the Hopper template (TMA, wgmma, cluster multicast).
+    """Knobs of the Hopper template (TMA, wgmma, clusters).
 
     share: operand that a cluster of two multicasts: "B" stacks the CTAs along M, "A" along N
+    schedule: "cooperative" consumers share a tile, "pingpong" consumers take turns with whole tiles, so that one's
+        epilogue runs beside the other's mainloop
+    swap_ab: rows of B ride the 64-row side of wgmma and rows of A its narrow side, for small M; blk_m then counts
+        rows of B of one consumer, and blk_n rows of A
+    split_k: CTAs of a cluster that each compute a part of K of the same tile; float32 sums meet in shared memory
     """
 
     arch: ClassVar[Arch] = SM_90A
 
     share: str = "B"
+    schedule: str = "cooperative"
+    swap_ab: bool = False
+    split_k: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.share not in ("A", "B"):
-            raise ConfigError(f"knob share must be 'A' or 'B', got {self.share!r}", knob="share")
+        for knob, allowed in (("share", ("A", "B")), ("schedule", Schedules)):
+            if (value := getattr(self, knob)) not in allowed:
+                known = " or ".join(map(repr, allowed))
+                raise ConfigError(f"knob {knob} must be {known}, got {value!r}", knob=knob)
+
+    @property
+    def mma_rows(self) -> int:
+        """Rows of the tile of one CTA on the 64-row side of wgmma."""
+        return self.blk_m * (1 if self.schedule == "pingpong" else self.num_consumers)
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of A that one CTA stages."""
+        return self.blk_n if self.swap_ab else self.mma_rows
+
+    @property
+    def cta_cols(self) -> int:
+        """Rows of B, which are columns of D, that one CTA stages."""
+        return self.mma_rows if self.swap_ab else self.blk_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of one cluster: those that share an operand, or those that share the work on K."""
+        return self.cta_group * self.split_k
 
     @property
     def cluster_tile(self) -> tuple[int, int]:
-        """The two CTAs of a cluster stand along M when they share B, along N when they share A."""
+        """A pair that shares B stands along M, one that shares A along N; parts of K share a tile."""
         if self.share == "B":
-            return self.cta_group * self.cta_rows, self.blk_n
-        return self.cta_rows, self.cta_group * self.blk_n
+            return self.cta_group * self.cta_rows, self.cta_cols
+        return self.cta_rows, self.cta_group * self.cta_cols
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of 64 x epi_n accumulators in which one consumer writes its tile."""
+        return self.blk_m // 64 * (self.blk_n // self.epi_n)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Buffers for TMA stores, of 64 rows each: what one wgmma of a warpgroup produces. None with swap_ab."""
+        return 0 if self.swap_ab else ELEMENT_BYTES * self.num_consumers * self.epi_stages * 64 * self.epi_n
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Buffers for the float32 sums that the other parts of K send: every chunk has one owner in the cluster."""
+        owned = ceil(self.chunks / self.split_k)
+        return FLOAT_BYTES * self.num_consumers * owned * (self.split_k - 1) * 64 * self.epi_n
 
     @property
     def epilogue_bytes(self) -> int:
-        """One buffer holds 64 rows, what one wgmma of a warpgroup produces."""
-        return ELEMENT_BYTES * self.num_consumers * self.epi_stages * 64 * self.epi_n
+        """Staging for TMA stores and sums from the other parts of K."""
+        return self.staging_bytes + self.exchange_bytes
+
+    def resident_clusters(self, sm_count: int) -> int:
+        """Clusters that run at once.
+
+        A cluster lies within one GPC, and GPCs differ: a pair always finds its place, but an H200 of 132 SMs did not
+        hold 8 clusters of 16 (8x512x500000: 155 us, with 8 of 8 123 us) nor 16 of 8 (128x256x7168: 12.5 us, with 8 of 8
+        7.5 us). So larger clusters are counted as if one GPC were missing and each other had 16 SMs. A cluster more
+        than there is room for would wait for a whole tile; one fewer costs its share of the SMs.
+        """
+        if self.cluster_size <= 2:
+            return sm_count // self.cluster_size
+        return max(1, (sm_count // GPC_SMS - 1) * (GPC_SMS // self.cluster_size))
+
+    def cta_k_blocks(self, problem: GemmProblem) -> int:
+        """Stages that the CTA with the largest part of K consumes for a tile."""
+        return ceil(self.k_blocks(problem) / self.split_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +278,11 @@ class Sm100GemmConfig(GemmConfig):
     def mma_n(self) -> int:
         """Columns of one MMA, and of one accumulator slot."""
         return self.cta_group * self.blk_n
+
+    @property
+    def epilogue_cols(self) -> int:
+        """Columns of accumulators that epilogue chunks divide."""
+        return self.mma_n
 
     @property
     def cluster_tile(self) -> tuple[int, int]:

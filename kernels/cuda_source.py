@@ -49,7 +49,11 @@ _INSTRUCTIONS: tuple[tuple[str, str], ...] = (
     (r"tcgen05\.wait::ld\.", "tcgen05_wait_ld"),
     (r"tcgen05\.fence::after_thread_sync;", "fence_after_sync"),
     (r"tcgen05\.fence::before_thread_sync;", "fence_before_sync"),
-    (r"stmatrix\.|st\.shared\.", "shared_write"),
+    (r"stmatrix\.|st\.shared(?:::cta)?\.", "shared_write"),
+    (r"st\.async\.", "remote_write"),
+    (r"ld\.shared\.", "shared_read"),
+    (r"st\.global\.", "global_write"),
+    (r"movmatrix\.", "lane_transpose"),
     (r"cvt\.rn\.\w+\.f32", "convert"),
     (r"fence\.proxy\.async\.shared::cta;", "proxy_fence"),
     (r"fence\.mbarrier_init\.release\.cluster;", "init_fence"),
@@ -152,7 +156,7 @@ class Statement:
 class Kernel:
     """The kernel of one source.
 
-    maps: parameter names in order
+    maps: parameter names in order, of tensor maps and of pointers
     body: top-level statements
     """
 
@@ -480,7 +484,7 @@ _DECLARED_ARRAY = re.compile(rf"alignas\(64\) ({_TYPE}) (\w+)\[\d+\];$")
 _DECLARED = re.compile(rf"({_TYPE})(\*?) (\w+) = (.+);$")
 _ASSIGNED = re.compile(r"(\w+)\[(.+?)\] = (.+);$")
 _SHARED_POOL = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];$")
-_FOR = re.compile(r"for \(int (\w+) = 0; \1 < (\d+); \+\+\1\) \{$")
+_FOR = re.compile(r"for \(int (\w+) = 0; \1 < (.+); \+\+\1\) \{$")
 
 
 def split_arguments(text: str) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "arrive": ("addr",),
     "tma_load": ("dst_mem", "tmap", "mbar"),
     "tma_store": ("tmap", "src_mem"),
+    "remote_write": ("addr", "mbar"),
+    "shared_read": ("addr",),
     "named_barrier": ("name_bar_id",),
     "wgmma": ("a_desc", "b_desc"),
     "tcgen05_mma": ("d_tmem", "a_desc", "b_desc", "enable_input_d"),
@@ -86,20 +88,25 @@ class Trace:
 class Walk:
     """How far a thread is followed.
 
-    tiles: tiles of the persistent loop
-    k_blocks: trip count of a K loop
+    tiles: tiles of the persistent loop of a consumer
+    k_blocks: trip count of a K loop; the least one where CTAs of a cluster differ by one
     lap: K blocks after which the ring's stage and phase repeat
     kept: K blocks that are followed before whole laps are skipped
+    uneven: whether some CTAs of a cluster have one K block more
+    turns: consumers that take turns with whole tiles, all of which the producer fetches
     """
 
     tiles: int
     k_blocks: int
     lap: int
     kept: int
+    uneven: bool = False
+    turns: int = 1
 
     def trips(self, count: int) -> int:
         """Iterations to follow of a loop of `count`. The consumer peels one iteration of its K loop off."""
-        if count not in (self.k_blocks, self.k_blocks - 1) or self.k_blocks <= self.kept:
+        most = self.k_blocks + self.uneven
+        if not self.k_blocks - 1 <= count <= most or self.k_blocks <= self.kept:
             return count
         return count - (self.k_blocks - self.kept) // self.lap * self.lap
 
@@ -131,6 +138,10 @@ def _turns_ring(loop: Statement) -> bool:
         kinds = {s.helper.kind for s in _statements(loop.body) if s.helper is not None}
         loop.turns_ring = not kinds.isdisjoint(_RING_WORK)
     return loop.turns_ring
+
+
+def _fetches(loop: Statement) -> bool:
+    return any(s.helper is not None and s.helper.kind == "tma_load" for s in _statements(loop.body))
 
 
 def _thread_conditions(kernel: Kernel) -> list[Expression]:
@@ -236,7 +247,7 @@ class _Thread:
                 self.variables[statement.target] = number
                 self.run(statement.body)
         elif statement.kind == "tiles":
-            for _tile in range(self.walk.tiles):
+            for _tile in range(self.walk.tiles * (self.walk.turns if _fetches(statement) else 1)):
                 self.run(statement.body)
         else:
             statement.value.evaluate(self)
@@ -245,6 +256,8 @@ class _Thread:
         floats = self.float_arrays(value.text)
         if floats:
             self.emit("register_read", "mov", {}, registers=floats)
+            if self.kernel.scope.arrays.get(statement.target) == "float":
+                return  # sums of accumulators are data, which is not followed
         if statement.index is None:
             self.variables[statement.target] = value.evaluate(self)
         elif statement.target in self.kernel.scope.arrays:
@@ -282,7 +295,7 @@ class _Thread:
     def prepare(self, statement: Statement, helper: Helper) -> None:
         """Choose, once for all threads, which operands of an instruction to follow."""
         named = dict(zip(helper.parameters, statement.arguments, strict=False))
-        if helper.kind == "convert":
+        if helper.kind in ("convert", "remote_write"):
             statement.registers = self.float_arrays(" ".join(statement.arguments))
         elif helper.kind in ("wgmma", "tcgen05_ld"):
             statement.registers = self.float_arrays(statement.arguments[0])
@@ -290,7 +303,7 @@ class _Thread:
             raise SourceError(f"{helper.text} has no address")
         if missing := set(_NEEDED.get(helper.kind, ())) - set(named):
             raise SourceError(f"{helper.text} has no operand {sorted(missing)[0]}")
-        follow = {} if helper.kind in ("convert", UNKNOWN) else named
+        follow = {} if helper.kind in ("convert", "global_write", UNKNOWN) else named
         expression = self.kernel.scope.expression
         statement.followed = tuple((k, expression(v).evaluate) for k, v in follow.items() if k in _FOLLOWED)
 

@@ -8,4 +8,7 @@ DELAY_POINTS = (
     "consumer_release",
     "epilogue_stage",
     "epilogue_store",
+    "exchange_send",
+    "exchange_sum",
+    "exchange_release",
 )

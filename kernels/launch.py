@@ -60,3 +60,11 @@ class LaunchPlan:
     cluster: tuple[int, int, int]
     smem_bytes: int
     parameters: tuple[TensorMapPlan | PointerPlan, ...]
+
+    def knows_stride_of(self, operand: str) -> bool:
+        """Whether the kernel was built for the row stride of a contiguous operand, so that no other can be served.
+
+        It was where it computes addresses itself, and where several tensor maps share the rows among them.
+        """
+        mine = [parameter for parameter in self.parameters if parameter.operand == operand]
+        return len(mine) != 1 or not isinstance(mine[0], TensorMapPlan)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from kernels.errors import ProblemError
 
 ELEMENT_BYTES = 2
+FLOAT_BYTES = 4  # an accumulator
 MAX_EXTENT = 2**31 - 1  # TMA coordinates and the tile scheduler are 32-bit signed
 
 

@@ -12,18 +12,26 @@ from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.resources import SM90_OVERHEAD_REGISTERS, SM90_REGISTERS, resources_of, sm90_entry_registers
 
 if TYPE_CHECKING:
+    from kernels.arch import Arch
     from kernels.problem import GemmProblem
 
 Rule = Callable[[GemmConfig], "str | None"]
 
 MAX_TMA_BOX_ROWS = 256
 MAX_PIPE_DEPTH = 16
+# The first version let a consumer run ahead of the other: three shapes of three ended in a launch failure (H200).
+# Barriers for turns have been added since, and the structural rules see them, but no device has run them.
+UNPROVEN_SCHEDULES = {"pingpong": "not served yet, no device has shown its turns right"}
+MAX_SPLIT_K = 16  # CTAs of one cluster (above 8 the launch asks for a non-portable size)
 EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
 
 
-def problem_violation(problem: GemmProblem) -> str | None:
-    """Why no template can serve this problem, or None."""
-    for name, extent, operands in (("k", problem.k, "A and B"), ("n", problem.n, "D")):
+def problem_violation(problem: GemmProblem, arch: Arch) -> str | None:
+    """Why no config of this architecture can serve the problem, or None."""
+    unaligned = [("k", problem.k, "A and B")]
+    if arch.name == "sm_100a":
+        unaligned.append(("n", problem.n, "D"))  # sm_90a has an epilogue without TMA
+    for name, extent, operands in unaligned:
         if extent % 8:
             return (
                 f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}; "
@@ -71,10 +79,12 @@ def _sm90_pipe_depth(config: GemmConfig) -> str | None:
 
 
 def _sm90_shape(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
     if config.blk_m % 64 or config.blk_m > 192:
         return f"blk_m = {config.blk_m}: a wgmma has 64 rows, a consumer takes 64, 128 or 192"
-    if config.blk_n % 16 or config.blk_n > 256:
-        return f"blk_n = {config.blk_n}: multiples of 16 up to 256"
+    step = 8 if config.swap_ab else 16  # stmatrix writes 16 columns at a time
+    if config.blk_n % step or config.blk_n > 256:
+        return f"blk_n = {config.blk_n}: multiples of {step} up to 256{'' if config.swap_ab else ', of 8 with swap_ab'}"
     return None
 
 
@@ -98,8 +108,17 @@ def _sm90_registers(config: GemmConfig) -> str | None:
 
 
 def _sm90_epilogue(config: GemmConfig) -> str | None:
-    if config.epi_n % 16 or config.blk_n % config.epi_n:
-        return f"epi_n = {config.epi_n}: must be a multiple of 16 that divides blk_n = {config.blk_n}"
+    assert isinstance(config, Sm90GemmConfig)
+    step = 8 if config.swap_ab else 16
+    if config.epi_n % step or config.blk_n % config.epi_n:
+        return f"epi_n = {config.epi_n}: must be a multiple of {step} that divides blk_n = {config.blk_n}"
+    if config.swap_ab and config.epi_stages > 1:
+        return f"epi_stages = {config.epi_stages}: swap_ab stores D from registers, so epi_stages must be 1"
+    if config.swap_ab and config.split_k == 1 and config.epi_n != step:
+        return (
+            f"epi_n = {config.epi_n}: swap_ab stores D from registers, and without split_k nothing is cut in chunks: "
+            f"epi_n must be {step}"
+        )
     return None
 
 
@@ -107,10 +126,29 @@ def _sm90_cluster(config: GemmConfig) -> str | None:
     assert isinstance(config, Sm90GemmConfig)
     if config.cta_group == 1:
         return "share = A has no meaning with cta_group = 1" if config.share == "A" else None
-    rows = config.blk_n if config.share == "B" else config.cta_rows
+    if config.split_k > 1:
+        return (
+            f"split_k = {config.split_k} with cta_group = {config.cta_group}: a cluster is either the parts of K "
+            "or a pair that shares an operand; take cta_group = 1"
+        )
+    rows = config.cta_cols if config.share == "B" else config.cta_rows
     if rows % 16:
         return (
             f"sharing {config.share} splits {rows} rows in two: each half must be a multiple of 8 rows (swizzle atom)"
+        )
+    return None
+
+
+def _sm90_schedule(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
+    if config.schedule != "pingpong":
+        return None
+    if config.num_consumers != 2:
+        return f"schedule = pingpong: two consumers take turns, num_consumers = {config.num_consumers} cannot"
+    if config.split_k > 1:
+        return (
+            f"schedule = pingpong with split_k = {config.split_k}: the parts of a tile meet in the epilogue, which "
+            "pingpong puts beside another tile's mainloop; take schedule = cooperative"
         )
     return None
 
@@ -152,7 +190,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _sm90_pipe_depth,
         _sm90_shape,
         _sm90_epilogue,
+        lambda c: _member(c, "split_k", range(1, MAX_SPLIT_K + 1)),
         _sm90_cluster,
+        _sm90_schedule,
         _sm90_registers,
         _smem,
         _expect_tx,
@@ -174,15 +214,52 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def config_violation(config: GemmConfig) -> str | None:
-    """Why no SM of this architecture can run the config, or None."""
+def epilogue_violation(config: GemmConfig) -> str | None:
+    """Why the epilogue does not go with a tile that breaks no rule with the cheapest one, or None."""
+    rule = _sm90_epilogue if isinstance(config, Sm90GemmConfig) else _sm100_epilogue
+    return rule(config) or _smem(config)
+
+
+def config_violation(config: GemmConfig, *, unproven: bool = False) -> str | None:
+    """Why no SM of this architecture can run the config, or None.
+
+    unproven: allow what no device has shown right, for those who show it
+    """
+    if not unproven and (reason := _unproven(config)):
+        return reason
     return next((reason for rule in RULES[config.arch.name] if (reason := rule(config))), None)
 
 
-def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | None:
+def _unproven(config: GemmConfig) -> str | None:
+    if isinstance(config, Sm90GemmConfig) and config.schedule in UNPROVEN_SCHEDULES:
+        return f"schedule = {config.schedule}: {UNPROVEN_SCHEDULES[config.schedule]}; take schedule = cooperative"
+    return None
+
+
+def violation(problem: GemmProblem, config: GemmConfig, sm_count: int, *, unproven: bool = False) -> str | None:
     """Why this config cannot serve this problem on a device with `sm_count` SMs, or None."""
-    if reason := problem_violation(problem) or config_violation(config):
+    if reason := problem_violation(problem, config.arch) or config_violation(config, unproven=unproven):
         return reason
-    if sm_count < config.cta_group:
-        return f"a cluster of {config.cta_group} CTAs needs {config.cta_group} SMs, the device has {sm_count}"
+    if sm_count < config.cluster_size:
+        return f"a cluster of {config.cluster_size} CTAs needs {config.cluster_size} SMs, the device has {sm_count}"
+    return fit_violation(problem, config)
+
+
+def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
+    """Why a config that an SM can run does not go with the sizes of a problem that can be served, or None.
+
+    Reads the blocks of K and whether N is a multiple of 8, nothing else of the problem.
+    """
+    if not isinstance(config, Sm90GemmConfig):
+        return None
+    blocks = config.k_blocks(problem)
+    if config.split_k > blocks:
+        return (
+            f"split_k = {config.split_k}: K = {problem.k} has {blocks} block(s) of {config.blk_k}, each part needs one"
+        )
+    if problem.n % 8 and not config.swap_ab:
+        return (
+            f"n = {problem.n} is not a multiple of 8, so rows of D are no whole 16 bytes, which a TMA store writes: "
+            "swap_ab stores them from registers"
+        )
     return None

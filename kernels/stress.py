@@ -13,13 +13,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
 
+from kernels.config import GemmConfig, Sm90GemmConfig
 from kernels.gemm_names import DELAY_POINTS
 from kernels.problem import GemmProblem
-
-if TYPE_CHECKING:
-    from kernels.config import GemmConfig
 
 # Tiles for each cluster: enough that every staging buffer, pipeline stage and barrier phase comes round several times.
 TILES_PER_CLUSTER = 6
@@ -50,6 +47,8 @@ def stress_builds(
     """Builds for one winner, in the order in which they are run: those without delays are the quickest to fail.
 
     seeds: builds with delays; of the first four each slows one role, the last of them all roles
+
+    Where K is split, the k-blocks of a label are those of each part.
     """
     wrap = config.pipe_depth + 1
     shortest = tuple(_short(problem, config, sm_count, blocks) for blocks in (1, 2, wrap))
@@ -81,13 +80,17 @@ def _delays_ns(seed: int) -> dict[str, int]:
     return longest
 
 
+def _parts(config: GemmConfig) -> int:
+    return config.split_k if isinstance(config, Sm90GemmConfig) else 1
+
+
 def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: int) -> GemmProblem:
-    """The problem with `k_blocks` blocks of K and just enough tiles, as ragged as the original in M and N.
+    """The problem with `k_blocks` blocks of K for each part and just enough tiles, as ragged as the original.
 
     A problem of one row of tiles keeps its M: the template fetches fewer rows of A for it, which is a path of its own.
     """
     rows, cols = config.cluster_tile
-    clusters = max(1, sm_count // config.cta_group)
+    clusters = max(1, config.resident_clusters(sm_count))
     wanted = TILES_PER_CLUSTER * clusters
     tiles_m, tiles_n = config.cluster_tiles(problem)
     if tiles_m * tiles_n > wanted:
@@ -99,7 +102,7 @@ def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: in
         tiles_m = ceil(wanted / tiles_n)
     m = problem.m if tiles_m == 1 else _ragged(tiles_m, rows, problem.m)
     n = problem.n if tiles_n == 1 else _ragged(tiles_n, cols, problem.n)
-    k = max(8, k_blocks * config.blk_k - (problem.k % config.blk_k and config.blk_k - problem.k % config.blk_k))
+    k = k_blocks * _parts(config) * config.blk_k - (-problem.k) % config.blk_k
     return GemmProblem(m=m, n=n, k=k, dtype=problem.dtype, layout=problem.layout)
 
 

@@ -15,11 +15,25 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from kernels.cuda_source import UNKNOWN, Kernel, SourceError, read_kernel
+from kernels.cuda_source import CLUSTER_WINDOW, UNKNOWN, Kernel, SourceError, read_kernel
 from kernels.cuda_trace import Event, Trace, Walk, traces
 from kernels.launch import TensorMapPlan
 from kernels.problem import ELEMENT_BYTES, GemmProblem
-from kernels.structure_checks import Check, Facts, Lifetime, Phases, Producer, Region, Slot, Staging, Tmem, Wgmma
+from kernels.structure_checks import (
+    PART_BYTES,
+    Check,
+    Exchange,
+    Facts,
+    Lifetime,
+    Phases,
+    Producer,
+    Region,
+    Slot,
+    Staging,
+    Tmem,
+    Turns,
+    Wgmma,
+)
 
 if TYPE_CHECKING:
     from kernels.lowering import LoweredKernel
@@ -27,7 +41,8 @@ if TYPE_CHECKING:
 RULES: dict[str, str] = {
     "not understood": "the reader can follow every statement that steers a thread",
     "unknown instruction": "the kernel uses only instructions that the rules know",
-    "launch plan": "threads and cluster size are those of the config, and the kernel takes tensor maps only",
+    "launch plan": "threads and cluster size are those of the config; the kernel takes tensor maps, and D's address "
+    "only where it stores from registers",
     "barrier init": "each mbarrier of each ring is initialised once, with the arrivals that the config implies",
     "init fence": "fence.mbarrier_init stands between mbarrier.init and the barrier that publishes it",
     "init barrier": "a cluster barrier (CTA barrier without cluster) stands before the first use of an mbarrier",
@@ -48,6 +63,11 @@ RULES: dict[str, str] = {
     "staging barrier": "a named barrier stands between the fence and the TMA store of a freshly staged buffer",
     "store commit": "each group of TMA stores is closed by cp.async.bulk.commit_group at once",
     "exit store wait": "cp.async.bulk.wait_group 0 before exit",
+    "turn": "consumers that take turns wait for theirs before the stages of a tile, and pass it on after the last",
+    "parts wait": "parts of K are sent only after a wait on sum2parts",
+    "parts place": "each part lands where its owner reads it, once for each tile",
+    "sum wait": "parts are added up only after a wait on parts2sum that acquires in the cluster",
+    "sum release": "sum2parts is signalled after the parts were read and a named barrier has said so",
     "warpgroup": "warpgroup-wide instructions are executed by all threads alike, each group with its own named barrier",
     "tcgen05 fence": "tcgen05.fence::after_thread_sync after each wait, ::before_thread_sync before each release",
     "accumulator wait": "an accumulator is written only after a wait on ld2mma",
@@ -66,7 +86,7 @@ OPEN = frozenset({"not understood", "unknown instruction"})
 # Instructions that every thread of a warpgroup executes together.
 _WARPGROUP_WIDE = frozenset(
     {"setmaxnreg", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "named_barrier", "shared_write", "proxy_fence",
-     "tcgen05_ld", "tcgen05_wait_ld", "fence_before_sync"}
+     "remote_write", "lane_transpose", "tcgen05_ld", "tcgen05_wait_ld", "fence_before_sync"}
 )  # fmt: skip
 _CTA_WIDE = frozenset({"cta_barrier", "cluster_arrive", "cluster_wait"})
 
@@ -112,8 +132,10 @@ def structural_findings(lowered: LoweredKernel, problem: GemmProblem, config: Ge
     findings = _Findings()
     try:
         kernel = read_kernel(lowered.source, lowered.launch.symbol)
-        followed = traces(kernel, threads=lowered.launch.threads, ranks=config.cta_group, walk=_walk(problem, config))
-        _check(lowered, config, kernel, followed, findings)
+        walk = _walk(problem, config)
+        followed = traces(kernel, threads=lowered.launch.threads, ranks=config.cluster_size, walk=walk)
+        maps, barriers = _maps(lowered, config, kernel, findings), _barriers(config, followed, findings)
+        _check(Facts(config, walk, maps, barriers), followed, findings)
     except SourceError as error:
         findings.report("not understood", error.line, str(error))
     return tuple(sorted(findings.found.values(), key=lambda f: f.line))
@@ -122,20 +144,27 @@ def structural_findings(lowered: LoweredKernel, problem: GemmProblem, config: Ge
 def _walk(problem: GemmProblem, config: GemmConfig) -> Walk:
     """Enough tiles that every staging buffer meets every chunk position, and both accumulator slots both phases."""
     lap = 2 * config.pipe_depth
-    return Walk(tiles=max(4, config.epi_stages + 2), k_blocks=config.k_blocks(problem), lap=lap, kept=lap)
+    parts = config.split_k if isinstance(config, Sm90GemmConfig) else 1
+    k_blocks, uneven = divmod(config.k_blocks(problem), parts)
+    turns = config.num_consumers if _takes_turns(config) else 1
+    return Walk(
+        tiles=max(4, config.epi_stages + 2), k_blocks=k_blocks, lap=lap, kept=lap, uneven=uneven > 0, turns=turns
+    )
 
 
-def _check(
-    lowered: LoweredKernel, config: GemmConfig, kernel: Kernel, followed: tuple[Trace, ...], findings: _Findings
-) -> None:
+def _takes_turns(config: GemmConfig) -> bool:
+    return isinstance(config, Sm90GemmConfig) and config.schedule == "pingpong"
+
+
+def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> None:
+    config = facts.config
     for trace in followed:
         for event in trace.events:
             if event.kind == UNKNOWN or event.kind not in _KNOWN:
                 findings.report("unknown instruction", event.line, f"{event.text} has no place in this kernel")
-    facts = Facts(config, _maps(lowered, config, kernel, findings), _barriers(config, followed, findings))
     _learn_regions(facts, followed, findings)
     checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging]
-    checks.append(Tmem if isinstance(config, Sm100GemmConfig) else Wgmma)
+    checks += [Tmem] if isinstance(config, Sm100GemmConfig) else [Wgmma, Exchange, Turns]
     for trace in followed:
         states = [check(facts, trace, findings.report) for check in checks]
         for event in trace.events:
@@ -149,6 +178,7 @@ def _check(
     _check_together(followed, findings)
     if isinstance(config, Sm90GemmConfig):
         _check_multicast(facts, followed, findings)
+        _check_parts(followed, findings)
     if isinstance(config, Sm100GemmConfig):
         _check_tensor_memory(config, followed, findings)
         _check_issuers(config, followed, findings)
@@ -156,26 +186,28 @@ def _check(
 
 _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
     "mbarrier_init", "init_fence", "mbarrier_wait", "expect_tx", "arrive", "tma_load", "tma_store", "bulk_commit",
-    "bulk_wait", "bulk_wait_read", "convert", "register_read", "shared_read", "warp_barrier", "tmem_alloc",
-    "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit", "fence_after_sync",
+    "bulk_wait", "bulk_wait_read", "convert", "register_read", "shared_read", "global_write", "warp_barrier",
+    "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit", "fence_after_sync",
 }  # fmt: skip
 
 
 def _maps(lowered: LoweredKernel, config: GemmConfig, kernel: Kernel, findings: _Findings) -> dict[str, TensorMapPlan]:
     launch = lowered.launch
-    plans = [plan for plan in launch.parameters if isinstance(plan, TensorMapPlan)]
-    if len(plans) != len(kernel.maps) or len(launch.parameters) != len(plans):
+    stores_directly = isinstance(config, Sm90GemmConfig) and config.swap_ab
+    pointers = [plan.operand for plan in launch.parameters if not isinstance(plan, TensorMapPlan)]
+    if len(launch.parameters) != len(kernel.maps) or pointers != ["D"] * stores_directly:
         findings.report(
-            "launch plan", 0, f"the kernel takes {kernel.maps}, the launch plan has {len(plans)} tensor maps"
+            "launch plan", 0, f"the kernel takes {kernel.maps}, the launch plan has {len(launch.parameters)} parameters"
         )
-    if launch.cluster != (config.cta_group, 1, 1) or launch.threads != config.threads:
+    if launch.cluster != (config.cluster_size, 1, 1) or launch.threads != config.threads:
         findings.report(
             "launch plan",
             0,
             f"launched with {launch.threads} threads and cluster {launch.cluster}, the config implies "
-            f"{config.threads} and ({config.cta_group}, 1, 1)",
+            f"{config.threads} and ({config.cluster_size}, 1, 1)",
         )
-    return dict(zip(kernel.maps, plans, strict=False))
+    named = zip(kernel.maps, launch.parameters, strict=False)
+    return {name: plan for name, plan in named if isinstance(plan, TensorMapPlan)}
 
 
 def ring_counts(config: GemmConfig) -> tuple[tuple[str, int, int], ...]:
@@ -188,14 +220,21 @@ def ring_counts(config: GemmConfig) -> tuple[tuple[str, int, int], ...]:
             ("mma2ld", accumulators, 1),
             ("ld2mma", accumulators, 128 * config.cta_group),
         )
-    return (("tma2mma", config.pipe_depth, 1), ("mma2tma", config.pipe_depth, config.num_consumers * config.cta_group))
+    assert isinstance(config, Sm90GemmConfig)
+    consumers = 1 if _takes_turns(config) else config.num_consumers
+    stages = (("tma2mma", config.pipe_depth, 1), ("mma2tma", config.pipe_depth, consumers * config.cta_group))
+    if _takes_turns(config):
+        return (*stages, ("turn", config.num_consumers, 1))
+    if config.split_k == 1:
+        return stages
+    return (*stages, ("parts2sum", config.num_consumers, 1), ("sum2parts", config.num_consumers, config.split_k))
 
 
 def _barriers(config: GemmConfig, followed: tuple[Trace, ...], findings: _Findings) -> dict[int, tuple[str, int]]:
     """Ring and slot by address. Reports initialisations that the config does not imply."""
     expected = [(ring, slot, count) for ring, slots, count in ring_counts(config) for slot in range(slots)]
     barriers: dict[int, tuple[str, int]] = {}
-    for rank in range(config.cta_group):
+    for rank in range(config.cluster_size):
         inits = [
             (event, len(trace.threads))
             for trace in followed
@@ -227,7 +266,7 @@ def _landing(facts: Facts, event: Event, slot: Slot) -> tuple[int, ...]:
     mask = event.values.get("cta_mask")
     if mask is None:
         return (slot.rank,)
-    return tuple(rank for rank in range(facts.config.cta_group) if mask >> rank & 1)
+    return tuple(rank for rank in range(facts.config.cluster_size) if mask >> rank & 1)
 
 
 def _loads(facts: Facts, followed: tuple[Trace, ...]) -> list[tuple[Trace, Event, Slot]]:
@@ -252,7 +291,7 @@ def _learn_regions(facts: Facts, followed: tuple[Trace, ...], findings: _Finding
             key, low = (rank, operand, slot.number), int(event.values["dst_mem"])
             starts[key] = min(starts.get(key, low), low)
             places.append((key, low, low + facts.box_bytes(event), event))
-    rows = {"A": config.cta_rows, "B": config.blk_n}
+    rows = {"A": config.cta_rows, "B": config.cta_cols}
     for (rank, operand, stage), low in starts.items():
         size = ELEMENT_BYTES * config.blk_k * rows.get(operand, 0)
         facts.regions.append(Region(rank, operand, stage, low, low + size))
@@ -273,6 +312,11 @@ def _check_bytes(facts: Facts, followed: tuple[Trace, ...], findings: _Findings)
     for _trace, event, slot in _loads(facts, followed):
         for rank in _landing(facts, event, slot):
             landed[Slot(slot.ring, slot.number, rank)] += facts.box_bytes(event)
+    for trace in followed:
+        for event in trace.events:
+            part = facts.slot(event, trace.rank) if event.kind == "remote_write" else None
+            if part is not None:
+                landed[part] += len(trace.threads) * PART_BYTES
     announced: dict[Slot, list[Event]] = defaultdict(list)
     for trace in followed:
         for event in trace.events:
@@ -305,15 +349,16 @@ def _check_arrivals(facts: Facts, followed: tuple[Trace, ...], findings: _Findin
             if slot is None or event.kind not in ("arrive", "expect_tx", "tcgen05_commit"):
                 continue
             mask = event.values.get("mask", 1 << slot.rank)
-            for rank in (r for r in range(config.cta_group) if mask >> r & 1):
+            for rank in (r for r in range(config.cluster_size) if mask >> r & 1):
                 place = Slot(slot.ring, slot.number, rank)
                 arrivals[place] += len(trace.threads) * int(event.values.get("count", 1))
                 lines[place] = event.line
-    # An expect_tx uses a stage, a commit to mma2ld an accumulator. On Blackwell the leader's count for the pair.
-    use = {"mma2tma": "tma2mma", "ld2mma": "mma2ld"}
+    # An expect_tx uses a stage, a commit to mma2ld an accumulator. On Blackwell the leader's count for the pair. The
+    # first CTA of a cluster owns a chunk of every tile, so its parts2sum counts the tiles for all.
+    use = {"mma2tma": "tma2mma", "ld2mma": "mma2ld", "sum2parts": "parts2sum"}
     for ring, slots, count in ring_counts(config):
-        for place in (Slot(ring, n, rank) for n in range(slots) for rank in range(config.cta_group)):
-            leader = 0 if isinstance(config, Sm100GemmConfig) else place.rank
+        for place in (Slot(ring, n, rank) for n in range(slots) for rank in range(config.cluster_size)):
+            leader = 0 if isinstance(config, Sm100GemmConfig) or ring == "sum2parts" else place.rank
             uses = arrivals[Slot(use.get(ring, ring), place.number, leader)]
             at_leader_only = leader != place.rank and ring in ("tma2mma", "ld2mma")
             expected = 0 if at_leader_only else uses * count
@@ -367,6 +412,27 @@ def _check_multicast(facts: Facts, followed: tuple[Trace, ...], findings: _Findi
             findings.report(
                 "multicast mask", event.line, f"{event.text} loads {operand} with mask {mask}, needs {need}"
             )
+
+
+def _check_parts(followed: tuple[Trace, ...], findings: _Findings) -> None:
+    """What is sent to each CTA, and what it reads: the same addresses, equally often, by threads of one number."""
+    sent: Counter[tuple[int, int, int]] = Counter()
+    read: Counter[tuple[int, int, int]] = Counter()
+    lines = {}
+    for trace in followed:
+        for event in trace.events:
+            if event.kind not in ("remote_write", "shared_read"):
+                continue
+            window, address = divmod(int(event.values["addr"]), CLUSTER_WINDOW)
+            owner = window - 1 if window else trace.rank
+            place = (owner, trace.threads[0], address)
+            (sent if event.kind == "remote_write" else read)[place] += 1
+            lines[place] = event.line
+    for place in sorted(sent.keys() | read.keys()):
+        if sent[place] != read[place]:
+            owner, _thread, address = place
+            message = f"address {address} of CTA {owner} is written {sent[place]} and read {read[place]} times"
+            findings.report("parts place", lines[place], message)
 
 
 def _check_tensor_memory(config: Sm100GemmConfig, followed: tuple[Trace, ...], findings: _Findings) -> None:

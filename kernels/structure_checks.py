@@ -10,19 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.config import GemmConfig, Sm100GemmConfig
+from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.cuda_source import CLUSTER_WINDOW
 from kernels.problem import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from kernels.cuda_trace import Event, Trace
+    from kernels.cuda_trace import Event, Trace, Walk
     from kernels.launch import TensorMapPlan
 
 Report = Callable[[str, int, str], None]
 # A ring's waiting side that asks for "empty" starts one phase ahead, so that its first lap passes.
-STARTS_AHEAD = frozenset({"mma2tma", "ld2mma"})
+STARTS_AHEAD = frozenset({"mma2tma", "ld2mma", "sum2parts"})
+PART_BYTES = 16  # of one st.async: four float32
 _BARRIER_OPERAND = {
     "mbarrier_wait": "barrier", "arrive": "addr", "expect_tx": "addr", "tma_load": "mbar", "tcgen05_commit": "mbar",
+    "remote_write": "mbar",
 }  # fmt: skip
 
 
@@ -53,12 +55,14 @@ class Region:
 class Facts:
     """What the checks know of the kernel as a whole.
 
+    walk: how far threads were followed
     maps: tensor maps by kernel parameter
     barriers: ring and slot number by shared-memory address
     regions: where stages lie, learned from the loads
     """
 
     config: GemmConfig
+    walk: Walk
     maps: dict[str, TensorMapPlan]
     barriers: dict[int, tuple[str, int]]
     regions: list[Region] = field(default_factory=list)
@@ -104,7 +108,7 @@ class Lifetime(Check):
 
     def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
         super().__init__(facts, trace, report)
-        self.cluster = self.config.cta_group > 1
+        self.cluster = self.config.cluster_size > 1
         self.unfenced = self.ready = self.left = self.told = False
         self.found = "no barrier"
 
@@ -157,7 +161,8 @@ class Phases(Check):
             return
         if slot.rank != self.trace.rank:
             self.report("barrier phase", event.line, f"waits on {slot} of another CTA")
-        expected = (self.waits[slot] + (slot.ring in STARTS_AHEAD)) % 2
+        ahead = slot.ring in STARTS_AHEAD or (slot.ring == "turn" and slot.number == 0)
+        expected = (self.uses(slot) + ahead) % 2
         self.waits[slot] += 1
         if event.values["phase"] != expected:
             self.report(
@@ -165,6 +170,17 @@ class Phases(Check):
                 event.line,
                 f"wait {self.waits[slot]} on {slot} is for parity {event.values['phase']}, must be {expected}",
             )
+
+    def uses(self, slot: Slot) -> int:
+        """Uses of the slot before this wait."""
+        turns = self.facts.walk.turns
+        if turns == 1 or slot.ring != "tma2mma":
+            return self.waits[slot]
+        # Consumers that take turns see every `turns`-th tile: their n-th stage is a later one of the ring.
+        k_blocks, depth = self.facts.walk.trips(self.facts.walk.k_blocks), self.config.pipe_depth
+        tile, block = divmod(sum(n for place, n in self.waits.items() if place.ring == slot.ring), k_blocks)
+        number = (tile * turns + self.trace.warpgroup) * k_blocks + block
+        return number // depth if number % depth == slot.number else -1
 
 
 class Producer(Check):
@@ -217,7 +233,8 @@ class Wgmma(Check):
         self.flying: list[set[int]] = []
         self.accumulators: set[str] = set()
         self.fenced = False
-        self.releases = any(event.kind == "arrive" for event in trace.events)
+        slots = (facts.slot(event, trace.rank) for event in trace.events if event.kind == "arrive")
+        self.releases = any(slot is not None and slot.ring == "mma2tma" for slot in slots)
 
     def see(self, event: Event, slot: Slot | None) -> None:
         if event.kind == "mbarrier_wait" and slot and slot.ring == "tma2mma":
@@ -257,7 +274,8 @@ class Wgmma(Check):
         if not self.fenced:
             self.report("wgmma fence", event.line, f"{event.text} opens a batch without wgmma.fence")
             self.fenced = True
-        for name, operand in (("a_desc", "A"), ("b_desc", "B")):
+        operands = "BA" if isinstance(self.config, Sm90GemmConfig) and self.config.swap_ab else "AB"
+        for name, operand in zip(("a_desc", "b_desc"), operands, strict=True):
             address = (int(event.values[name]) & 0x3FFF) << 4
             region = self.facts.region(self.trace.rank, operand, address)
             if region is None:
@@ -383,6 +401,65 @@ class Staging(Check):
                 "exit store wait", line, f"{self.incomplete} store group(s) may be in flight at exit: "
                 "cp.async.bulk.wait_group 0 is missing"
             )  # fmt: skip
+
+
+class Exchange(Check):
+    """Split-K: when a consumer may send its part, add up those of the others, and let the next ones come."""
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        super().__init__(facts, trace, report)
+        self.may_send = self.may_read = self.unannounced = self.summed = False
+        self.owns = any(event.kind == "shared_read" for event in trace.events)
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        if event.kind == "mbarrier_wait" and slot and slot.ring == "sum2parts":
+            self.may_send = True
+        elif event.kind == "mbarrier_wait" and slot and slot.ring == "parts2sum":
+            self.may_read = True
+            if ".acquire.cluster" not in event.text:
+                self.report("sum wait", event.line, f"{event.text} does not acquire in the cluster")
+        elif event.kind == "remote_write":
+            if not self.may_send:
+                self.report("parts wait", event.line, f"{event.text} sends a part without a wait on sum2parts")
+        elif event.kind == "shared_read":
+            self.unannounced = self.summed = True
+            if not self.may_read:
+                self.report("sum wait", event.line, f"{event.text} reads a part without a wait on parts2sum")
+        elif event.kind == "named_barrier":
+            self.unannounced = False
+        elif event.kind == "arrive" and slot and slot.ring == "sum2parts":
+            self.release(event, slot)
+
+    def release(self, event: Event, slot: Slot) -> None:
+        if self.unannounced:
+            self.report("sum release", event.line, f"{event.text} follows reads of parts without a named barrier")
+        elif self.owns and not self.summed:
+            self.report("sum release", event.line, f"{event.text} lets new parts come before these were read")
+        if slot.rank == self.config.cluster_size - 1:  # the last of a round
+            self.may_send = self.may_read = self.summed = False
+
+
+class Turns(Check):
+    """Pingpong: between two turns of a consumer, the other has waited for every stage of its tile.
+
+    A wait on a stage only tells odd from even uses, so a consumer that starts early takes an older use for its own.
+    """
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        super().__init__(facts, trace, report)
+        self.mine = facts.walk.turns == 1
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        if self.facts.walk.turns == 1 or slot is None:
+            return
+        if event.kind == "mbarrier_wait" and slot.ring == "turn":
+            self.mine = True
+            if slot.number != self.trace.warpgroup:
+                self.report("turn", event.line, f"consumer {self.trace.warpgroup} waits for {slot}")
+        elif event.kind == "mbarrier_wait" and slot.ring == "tma2mma" and not self.mine:
+            self.report("turn", event.line, f"{event.text} waits for {slot} before the consumer's turn")
+        elif event.kind == "arrive" and slot.ring == "turn":
+            self.mine = False
 
 
 class Tmem(Check):

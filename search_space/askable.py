@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, overload
 
+from kernels.rules import fit_violation
 from search_space.checks import depth_rejection, memory_rejection, tile_rejection
 from search_space.space import Branch, NoLegalConfigError, legal_branches
 from search_space.walk import Walk, plain_orders, walk_of
@@ -72,7 +73,7 @@ class AskableConfigs(Sequence["GemmConfig"]):
 
 
 def askable_configs(problem: GemmProblem, profile: DeviceProfile) -> AskableConfigs:
-    """All configs whose `rejection` is None; empty when the problem cannot be served on the device at all."""
+    """All configs of the searched forms whose `rejection` is None; empty when the problem cannot be served at all."""
     if memory_rejection(problem, profile):
         return AskableConfigs([])
     try:
@@ -85,6 +86,8 @@ def askable_among(problem: GemmProblem, profile: DeviceProfile, branches: Iterab
     """The members of branches that are legal on the device, in every order of tiles, that no check turns away."""
     parts = []
     for branch in branches:
+        if fit_violation(problem, branch.shallowest):
+            continue
         walk = walk_of(problem, branch.shallowest, profile.sm_count)
         if tile_rejection(problem, branch.shallowest, profile, walk):
             continue

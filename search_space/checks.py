@@ -38,6 +38,10 @@ HOPELESS_WAVE_EFFICIENCY = 0.55
 # bandwidth lost. 64x4096x7168 won by 1.23 with 128 tiles of 32 columns. This is the share of SMs that must stay idle
 # even after cutting the tile in four.
 IDLE_SM_FACTOR = 4
+# Beyond it the 64-row side of wgmma is at least 80 % full of rows of A (257 of 320), so there is nothing to swap for.
+MOST_ROWS_TO_SWAP = 256
+# With more waves than this an idle share of the last one costs less than a quarter, and finer tiles cut it as well.
+MOST_WAVES_TO_SPLIT = 3
 
 
 def rejection(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> str | None:
@@ -75,6 +79,8 @@ def plainest(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
     """The config that is asked in place of this legal one because it does the same: often the config itself."""
     walk = walk_of(problem, config, profile.sm_count)
     raster, group = plain_order(config.arch.name, walk.tiles_m, walk.tiles_n, config.raster, config.l2_group_size)
+    if isinstance(config, Sm90GemmConfig) and _plays_alone(config, walk):
+        config = replace(config, schedule="cooperative", num_consumers=1)
     plain = replace(
         config,
         pipe_depth=min(config.pipe_depth, max(_useful_depth(config, walk), walk.waves * walk.k_blocks)),
@@ -123,6 +129,16 @@ def _unused_buffers(problem: GemmProblem, config: GemmConfig, profile: DevicePro
     return None
 
 
+def _plays_alone(config: GemmConfig, walk: Walk) -> bool:
+    return isinstance(config, Sm90GemmConfig) and config.schedule == "pingpong" and walk.waves == 1
+
+
+def _lone_player(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
+    if not _plays_alone(config, walk):
+        return None
+    return "schedule = pingpong: a CTA computes one tile, so it runs like schedule = cooperative with one consumer"
+
+
 def _order(config: GemmConfig, walk: Walk) -> str | None:
     plain = plain_order(config.arch.name, walk.tiles_m, walk.tiles_n, config.raster, config.l2_group_size)
     if plain == (config.raster, config.l2_group_size):
@@ -156,34 +172,56 @@ def _bytes_in_flight(config: GemmConfig, depth: int, walk: Walk) -> str | None:
 
 
 def _idle_rows(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
-    """A whole block of MMA rows that no row of D ever reaches. 72 rows in a tile of 192: 0.46 of the library."""
+    """Whole blocks of MMA rows that no row of D ever reaches. 72 rows in a tile of 192: 0.46 of the library."""
     rows = config.cluster_tile[0]
-    block = 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
-    used = ceil(problem.m / block) * block
+    if isinstance(config, Sm90GemmConfig) and config.swap_ab:
+        used = _narrowest(problem.m)
+    else:
+        block = 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
+        used = ceil(problem.m / block) * block
     if rows <= used:
         return None
     return f"M = {problem.m} fills {used} of the {rows} rows of a cluster tile: {rows - used} are computed for nothing"
 
 
+@cache
+def _narrowest(extent: int) -> int:
+    """Smallest blk_n of the space that holds this extent of an operand on the narrow side, or the extent itself."""
+    return min((int(width) for width in choices("sm_90a")["blk_n"] if int(width) >= extent), default=extent)
+
+
 def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
-    """Half or more of the only column of tiles lies outside of D: the same loss as idle rows."""
-    cols, narrowest = config.cluster_tile[1], 16 * (config.cluster_tile[1] // config.blk_n)
-    used = max(narrowest, ceil(problem.n / 16) * 16)
-    if cols < 2 * used:
+    """Half or more of the only column of tiles lies outside of D, or a whole block of MMA rows: as bad as idle rows."""
+    cols, swapped = config.cluster_tile[1], isinstance(config, Sm90GemmConfig) and config.swap_ab
+    step = 64 if swapped else 16
+    used = max(step * (cols // config.cta_cols), ceil(problem.n / step) * step)
+    if cols <= used if swapped else cols < 2 * used:
         return None
-    return (
-        f"N = {problem.n} fills {used} of the {cols} columns of a cluster tile: at least half is computed for nothing"
-    )
+    return f"N = {problem.n} fills {used} of the {cols} columns of a cluster tile: the rest is computed for nothing"
 
 
 def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
-    ctas = walk.tiles * config.cta_group
-    if config.blk_n < IDLE_SM_FACTOR * 16 or ctas * IDLE_SM_FACTOR > profile.sm_count:
+    ctas = walk.tiles * config.cluster_size
+    narrower = config.blk_n // IDLE_SM_FACTOR // 16 * 16
+    swapped = isinstance(config, Sm90GemmConfig) and config.swap_ab
+    if swapped or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count:
         return None
     return (
-        f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {config.blk_n // IDLE_SM_FACTOR // 16 * 16} would let "
-        f"about {IDLE_SM_FACTOR} times as many SMs load, still in one wave"
+        f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {narrower} would let about {IDLE_SM_FACTOR} times as many "
+        "SMs load, still in one wave"
     )
+
+
+def _form(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
+    """Forms of the Hopper template where what they are for cannot happen."""
+    if not isinstance(config, Sm90GemmConfig):
+        return None
+    if config.swap_ab and problem.m > MOST_ROWS_TO_SWAP and problem.n % 8 == 0:
+        return f"swap_ab: M = {problem.m} fills the 64-row side of wgmma well enough, N can keep the narrow one"
+    unsplit = ceil(walk.tiles / profile.sm_count)
+    if config.split_k > 1 and unsplit > MOST_WAVES_TO_SPLIT:
+        return f"split_k = {config.split_k}: {walk.tiles} tiles give every SM {unsplit} tiles already"
+    return None
 
 
 def _last_wave(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
@@ -195,4 +233,12 @@ def _last_wave(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile,
     )
 
 
-TILE_CHECKS: tuple[Check, ...] = (_idle_rows, _idle_columns, _idle_sms, _last_wave, _unused_buffers)
+TILE_CHECKS: tuple[Check, ...] = (
+    _form,
+    _idle_rows,
+    _idle_columns,
+    _idle_sms,
+    _last_wave,
+    _lone_player,
+    _unused_buffers,
+)

@@ -71,6 +71,15 @@ SINGLE_BUFFER_CLOCKS = 90
 # Clocks between the last MMA of a tile and the first chunk, and from the last chunk to the next MMA: one barrier round
 # trip each.
 TILE_CLOCKS = 100
+# Stores from registers (swap_ab): each of a warp writes 8 rows of 16 bytes, a sector each, and an SM sends one sector a
+# clock to L2; nothing else is waited for.
+REGISTER_STORE_CLOCKS = 8
+# Parts of K that meet in shared memory: what the slowest CTA waits for beside the bytes (remote stores and their
+# completion, the wait, the sum): swap_ab with two parts cost 1.3 to 1.6 us at 1 and 16 x 7168 x 4096 (*). And the rate
+# at which an SM takes in what the others send, each 16 bytes with their own count on the barrier: 64 KiB of 128x256
+# tiles took 5 us at 512x4096x14336.
+EXCHANGE_US = 1.2
+EXCHANGE_BYTES_PER_CLOCK = 8
 # Tensor memory delivers 32 bits to each of 128 lanes a clock (16 TB/s over 148 SMs, Blackwell architecture brief).
 TMEM_COLUMNS_PER_CLOCK = 1
 
@@ -132,7 +141,7 @@ def predict(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) ->
     latency = _latency_us(config, port, compute)
     load = bandwidth if stages <= config.pipe_depth else (latency**KNEE + bandwidth**KNEE) ** (1 / KNEE)
 
-    epilogue = _epilogue_clocks(config) / clocks_per_us
+    epilogue = _epilogue_clocks(config) / clocks_per_us + _exchange_us(config, clocks_per_us)
     tile_us = _tile_us(config, walk, compute, load, epilogue)
     overhead_us = LAUNCH_US + LOAD_LATENCY_US + port + LOAD_LATENCY_US
     last_us = walk.k_blocks * max(compute, load)
@@ -156,7 +165,7 @@ def predict(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) ->
         tile_efficiency=problem.m * problem.n / (walk.tiles * rows * cols),
         bytes_in_flight=min(_stages_in_flight(config), stages) * arriving,
         dram_bytes=dram_bytes,
-        l2_bytes=walk.tiles * config.cta_group * walk.k_blocks * requested,
+        l2_bytes=walk.tiles * config.cluster_size * walk.k_blocks * requested,
     )
 
 
@@ -189,14 +198,15 @@ def _compute_clocks(problem: GemmProblem, config: GemmConfig) -> float:
     long as 128, because half of the data path idles.
     """
     share = SUSTAINED_SHARE[config.arch.name][problem.dtype]
-    steps = config.num_consumers * config.blk_k // 16
     if isinstance(config, Sm100GemmConfig):
         rows, read_rows, columns = 128, config.blk_m, config.mma_n
+        steps = config.num_consumers * config.blk_k // 16
         extra = 0  # one thread issues ahead of the tensor core, which never waits for a warpgroup
     else:
+        assert isinstance(config, Sm90GemmConfig)
         rows, read_rows, columns = 64, 64, config.blk_n
-        steps *= config.blk_m // 64
-        extra = STAGE_CLOCKS if config.cta_rows > 64 else LONE_CHAIN_CLOCKS
+        steps = config.mma_rows // 64 * config.blk_k // 16
+        extra = STAGE_CLOCKS if config.mma_rows > 64 else LONE_CHAIN_CLOCKS
     multiply = 2 * rows * columns * 16 / config.arch.mma_flops_per_clock / share
     read = ELEMENT_BYTES * 16 * (read_rows + config.blk_n) / SMEM_BYTES_PER_CLOCK
     return steps * max(multiply, read) + extra
@@ -216,6 +226,9 @@ def _latency_us(config: GemmConfig, port: float, compute: float) -> float:
 
 def _epilogue_clocks(config: GemmConfig) -> float:
     """Clocks from the last MMA of a tile until its accumulator is free: all consumers at once, sharing the SM."""
+    if isinstance(config, Sm90GemmConfig) and config.swap_ab:
+        stores = epilogue_chunks(config) * (config.epi_n // 8) * 2 * 4  # of 32 bits, by the four warps of a consumer
+        return config.num_consumers * stores * REGISTER_STORE_CLOCKS + TILE_CLOCKS
     rows = 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
     staged = config.num_consumers * rows * config.epi_n * ELEMENT_BYTES / SMEM_BYTES_PER_CLOCK
     if isinstance(config, Sm100GemmConfig):
@@ -224,17 +237,27 @@ def _epilogue_clocks(config: GemmConfig) -> float:
     return epilogue_chunks(config) * chunk + TILE_CLOCKS
 
 
+def _exchange_us(config: GemmConfig, clocks_per_us: float) -> float:
+    """Time for the parts of K of one tile to meet."""
+    if not isinstance(config, Sm90GemmConfig) or config.split_k == 1:
+        return 0.0
+    return EXCHANGE_US + config.exchange_bytes / EXCHANGE_BYTES_PER_CLOCK / clocks_per_us
+
+
 def _tile_us(config: GemmConfig, walk: Walk, compute: float, load: float, epilogue: float) -> float:
     """Time from one tile to the next.
 
     The producer runs on during an epilogue until the ring is full. The tensor core waits for the epilogue, because
     consumers hold their only accumulator, be it registers or their one slot of tensor memory; a consumer does not
     compute beside another's epilogue either, since both drain the same stages. With a second slot (acc_stages 2) the
-    next tile starts at once, and only an epilogue longer than a whole tile is felt.
+    next tile starts at once, and only an epilogue longer than a whole tile is felt. With pingpong each of two consumers
+    has a tile of its own, so one's epilogue runs beside the other's mainloop.
     """
     mainloop = walk.k_blocks * max(compute, load)
     if isinstance(config, Sm100GemmConfig) and config.acc_stages > 1:
         return max(mainloop, epilogue)
+    if isinstance(config, Sm90GemmConfig) and config.schedule == "pingpong":
+        return max(mainloop, (mainloop + epilogue) / 2)
     prefetched = min(epilogue, config.pipe_depth * load)
     return max(walk.k_blocks * compute + epilogue, walk.k_blocks * load + epilogue - prefetched)
 

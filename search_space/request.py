@@ -290,7 +290,7 @@ class TuneRequest:
         self._check_problem()
 
     def _check_problem(self) -> None:
-        if reason := problem_violation(self.problem):
+        if reason := problem_violation(self.problem, arch_named(self.arch)):
             raise RequestError(reason, field=reason.split(" ", 1)[0])
         rooms = [p for p in PROFILES if p.arch.name == self.arch and self.device in (None, p.name)]
         roomiest = max(rooms, key=lambda profile: profile.memory_bytes)

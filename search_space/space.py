@@ -1,10 +1,11 @@
 """The fixed choices of each knob, and the legal configs among their combinations.
 
-The product holds 20 million points for Hopper; nobody may walk it. What decides legality is settled first (the tile,
-then the epilogue), always by `kernels.rules` itself on the cheapest config of a branch, so a branch that cannot fit is
-cut once. Within a branch shared memory grows by one stage at a time, so the depths that fit are a prefix; the order in
-which tiles are walked is always legal. Hence the legal configs are a short list of branches times plain factors:
-counted without listing, drawn uniformly in microseconds, and yielded one by one.
+The product holds billions of points for Hopper; nobody may walk it. A template has a few forms, each with its own
+choices; what decides legality is settled first (the tile, then the epilogue), always by `kernels.rules` itself on the
+cheapest config of a branch, so a branch that cannot fit is cut once. Within a branch shared memory grows by one stage
+at a time, so the depths that fit are a prefix; the order in which tiles are walked is always legal. Hence the legal
+configs are a short list of branches times plain factors: counted without listing, drawn uniformly in microseconds, and
+yielded one by one.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, product
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
 from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters
 from kernels.resources import resources_of
-from kernels.rules import config_violation, problem_violation, violation
+from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
 
 if TYPE_CHECKING:
     import random
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kernels.devices import DeviceProfile
     from kernels.problem import GemmProblem
 
-type Choice = int | str
+type Choice = int | str | bool
 type Choices = dict[str, tuple[Choice, ...]]
 
 _EVERYWHERE: Choices = {
@@ -45,8 +46,14 @@ _CHOICES: dict[str, Choices] = {
         "pipe_depth": tuple(range(2, 17)),
         "num_consumers": (1, 2, 3),
         "blk_m": (64, 128, 192),
-        "epi_n": tuple(range(16, 129, 16)),
+        # multiples of 8 are for swap_ab, where they are rows of a short A
+        "blk_n": (*range(8, 65, 8), *range(80, 257, 16)),
+        "epi_n": (8, *range(16, 129, 16)),
         "share": ("A", "B"),
+        "schedule": ("cooperative",),
+        "swap_ab": (False, True),
+        # above 8 a cluster fills most of a GPC by itself, so there is little between 12 and 16
+        "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 12, 16),
     },
     "sm_100a": {
         **_EVERYWHERE,
@@ -58,9 +65,34 @@ _CHOICES: dict[str, Choices] = {
     },
 }
 
+# The forms of a template: parts of the product without overlap that are searched. What lies between them is legal too,
+# but combines things that leave each other no use, such as a pair that shares a short operand.
+_FORMS: dict[str, tuple[Choices, ...]] = {
+    "sm_90a": (
+        {"swap_ab": (False,), "split_k": (1,)},
+        {
+            "swap_ab": (False,),
+            "split_k": (2, 3, 4, 5, 6, 7, 8, 12, 16),
+            "cta_group": (1,),
+            "num_consumers": (1, 2),
+            "blk_k": (64, 128),
+            "epi_stages": (1, 2),
+        },
+        {
+            "swap_ab": (True,),
+            "cta_group": (1,),
+            "num_consumers": (1, 2),
+            "blk_m": (64, 128),
+            "blk_k": (64, 128),
+            "epi_stages": (1,),
+        },
+    ),
+    "sm_100a": ({},),
+}
+
 ORDER_KNOBS = ("l2_group_size", "raster")  # order of the tiles only: every value is legal with every config
 EPILOGUE_KNOBS = ("epi_n", "epi_stages")
-SMALLEST_EPI_N = 16  # divides every blk_n, so it is legal wherever any epi_n is
+SMALLEST_EPI_N = (8, 16)  # one of them divides every blk_n, so it is legal wherever any epi_n is
 
 
 class NoLegalConfigError(ValueError):
@@ -75,6 +107,21 @@ def choices(arch: Arch | str) -> Choices:
     """The values of each knob that a study may take, in the order of the config class. Raises ConfigError."""
     name = _name(arch)
     return {knob: _CHOICES[name][knob] for knob in CONFIG_CLASSES[name].knobs()}
+
+
+def forms(name: str, values: Mapping[str, tuple[Choice, ...]]) -> Iterator[Choices]:
+    """The choices of each form of an architecture's template among these, where each knob has one left."""
+    for form in _FORMS[name]:
+        kept = {knob: tuple(v for v in each if v in form.get(knob, each)) for knob, each in values.items()}
+        if all(kept.values()):
+            yield kept
+
+
+def is_searched(config: GemmConfig) -> bool:
+    """Whether a config belongs to a form."""
+    return any(
+        all(getattr(config, knob) in allowed for knob, allowed in form.items()) for form in _FORMS[config.arch.name]
+    )
 
 
 def size(arch: Arch | str) -> int:
@@ -110,45 +157,42 @@ def _tiles(name: str, values: Mapping[str, tuple[Choice, ...]]) -> Iterator[Gemm
     apart = (*ORDER_KNOBS, *EPILOGUE_KNOBS, "pipe_depth")
     knobs = [knob for knob in values if knob not in apart]
     least: dict[str, Choice] = {knob: values[knob][0] for knob in ORDER_KNOBS}
-    least |= {knob: min(map(int, values[knob])) for knob in ("pipe_depth", "epi_stages")} | {"epi_n": SMALLEST_EPI_N}
+    least |= {knob: min(map(int, values[knob])) for knob in ("pipe_depth", "epi_stages")}
     for tile in product(*(values[knob] for knob in knobs)):
-        probe = CONFIG_CLASSES[name].from_dict(least | dict(zip(knobs, tile, strict=True)))
-        if config_violation(probe) is None:
-            yield probe
+        setting = least | dict(zip(knobs, tile, strict=True))
+        probes = (CONFIG_CLASSES[name].from_dict(setting | {"epi_n": width}) for width in SMALLEST_EPI_N)
+        if (legal := next((probe for probe in probes if config_violation(probe) is None), None)) is not None:
+            yield legal
 
 
 def _branches(tiles: Iterable[GemmConfig], values: Mapping[str, tuple[Choice, ...]]) -> Iterator[Branch]:
     depths, stages = (tuple(sorted(map(int, values[knob]))) for knob in ("pipe_depth", "epi_stages"))
     for tile, epi_n in product(tiles, map(int, values["epi_n"])):
+        if tile.epilogue_cols % epi_n:
+            continue  # as the rules say, at less cost
         for epi_stages in stages:
             shallowest = replace(tile, epi_n=epi_n, epi_stages=epi_stages)
-            if config_violation(shallowest):
+            if epilogue_violation(shallowest):
                 break  # a wrong width stays wrong, and more stages need more shared memory
             yield Branch(shallowest=shallowest, depths=fitting_depths(shallowest, depths))
 
 
 def branches_of(name: str, values: Mapping[str, tuple[Choice, ...]]) -> Iterator[Branch]:
     """The branches of a space with these choices of each knob, lazily, in a fixed order."""
-    return _branches(_tiles(name, values), values)
+    for form in forms(name, values):
+        yield from _branches(_tiles(name, form), form)
 
 
 @cache
 def tiles(name: str) -> tuple[GemmConfig, ...]:
     """The legal tiles of an architecture, each with its cheapest pipeline and epilogue, in a fixed order."""
-    return tuple(_tiles(name, choices(name)))
+    return tuple(tile for form in forms(name, choices(name)) for tile in _tiles(name, form))
 
 
 @cache
 def branches(name: str) -> tuple[Branch, ...]:
-    """All branches of an architecture's space, in a fixed order. About half a second the first time, kept after."""
-    return tuple(_branches(tiles(name), choices(name)))
-
-
-@cache
-def _ends(name: str, cta_groups: tuple[int, ...]) -> tuple[tuple[Branch, ...], tuple[int, ...]]:
-    """Branches of these cluster sizes, and the running count of their members."""
-    kept = tuple(branch for branch in branches(name) if branch.shallowest.cta_group in cta_groups)
-    return kept, tuple(accumulate(len(branch.depths) for branch in kept))
+    """All branches of an architecture's space, in a fixed order. About a second the first time, kept after."""
+    return tuple(branches_of(name, choices(name)))
 
 
 def _orders(values: Mapping[str, tuple[Choice, ...]]) -> list[tuple[int, str]]:
@@ -156,7 +200,7 @@ def _orders(values: Mapping[str, tuple[Choice, ...]]) -> list[tuple[int, str]]:
 
 
 def enumerate_configs(arch: Arch | str, values: Mapping[str, tuple[Choice, ...]] | None = None) -> Iterator[GemmConfig]:
-    """Every config of the space that an SM of the architecture can run, lazily, in a fixed order.
+    """Every config of the searched forms that an SM of the architecture can run, lazily, in a fixed order.
 
     values: choices of each knob, when a smaller space than the architecture's own is wanted
     """
@@ -169,23 +213,48 @@ def enumerate_configs(arch: Arch | str, values: Mapping[str, tuple[Choice, ...]]
                 yield replace(config, l2_group_size=group, raster=raster)
 
 
-def servable(problem: GemmProblem, profile: DeviceProfile) -> tuple[int, ...]:
-    """Cluster sizes that the device can launch for the problem. Raises NoLegalConfigError with the rule broken."""
-    if reason := problem_violation(problem):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Legal:
+    """Branches whose members can serve a problem on a device, and the running count of the members."""
+
+    branches: tuple[Branch, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def members(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+
+_LEGAL: dict[tuple[object, ...], _Legal] = {}
+
+
+def _legal(problem: GemmProblem, profile: DeviceProfile) -> _Legal:
+    """Raises NoLegalConfigError with the rule broken. Kept for problems that the rules see alike."""
+    if reason := problem_violation(problem, profile.arch):
         raise NoLegalConfigError(reason)
-    groups = tuple(int(group) for group in choices(profile.arch)["cta_group"] if profile.sm_count >= int(group))
-    if not groups:
+    if profile.sm_count < 1:
         raise NoLegalConfigError(f"{profile.name} reports {profile.sm_count} SMs: a cluster needs at least one")
-    return groups
+    name, values = profile.arch.name, choices(profile.arch)
+    largest = max(int(group) for group in values["cta_group"]) * max(int(s) for s in values.get("split_k", (1,)))
+    blocks = tuple(min(largest, ceil(problem.k / int(blk_k))) for blk_k in values["blk_k"])
+    key = (name, min(profile.sm_count, largest), blocks, problem.n % 8 == 0)
+    if key not in _LEGAL:
+        kept = tuple(
+            branch
+            for branch in branches(name)
+            if branch.shallowest.cluster_size <= profile.sm_count and fit_violation(problem, branch.shallowest) is None
+        )
+        _LEGAL[key] = _Legal(branches=kept, ends=tuple(accumulate(len(branch.depths) for branch in kept)))
+    return _LEGAL[key]
 
 
 def legal_branches(problem: GemmProblem, profile: DeviceProfile) -> tuple[Branch, ...]:
     """Branches whose members can serve the problem on the device. Raises NoLegalConfigError."""
-    return _ends(profile.arch.name, servable(problem, profile))[0]
+    return _legal(problem, profile).branches
 
 
 def legal_configs(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmConfig]:
-    """Every config without a violation for this problem on this device, lazily, in a fixed order.
+    """Every config of the searched forms without a violation for this problem on this device, in a fixed order.
 
     Raises NoLegalConfigError, on the first step, when the rules forbid the problem itself.
     """
@@ -200,20 +269,18 @@ def legal_configs(problem: GemmProblem, profile: DeviceProfile) -> Iterator[Gemm
 def count_legal(problem: GemmProblem, profile: DeviceProfile) -> int:
     """How many configs `legal_configs` yields, without listing them. Zero when the problem cannot be served."""
     try:
-        groups = servable(problem, profile)
+        return _legal(problem, profile).members * len(_orders(choices(profile.arch)))
     except NoLegalConfigError:
         return 0
-    ends = _ends(profile.arch.name, groups)[1]
-    return (ends[-1] if ends else 0) * len(_orders(choices(profile.arch)))
 
 
 def random_legal(problem: GemmProblem, profile: DeviceProfile, rng: random.Random) -> GemmConfig:
     """A config drawn uniformly from the legal ones; equal generators give equal draws. Raises NoLegalConfigError."""
-    kept, ends = _ends(profile.arch.name, servable(problem, profile))
-    at = rng.randrange(ends[-1])
-    which = bisect_right(ends, at)
-    branch = kept[which]
-    depth = branch.depths[at - ends[which]]  # a negative index counts back from the branch's last depth
+    legal = _legal(problem, profile)
+    at = rng.randrange(legal.members)
+    which = bisect_right(legal.ends, at)
+    branch = legal.branches[which]
+    depth = branch.depths[at - legal.ends[which]]  # a negative index counts back from the branch's last depth
     group, raster = rng.choice(_orders(choices(profile.arch)))
     return replace(branch.at(depth), l2_group_size=group, raster=raster)
 

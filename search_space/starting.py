@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import ConfigError
+from kernels.rules import epilogue_violation, fit_violation
 from search_space.checks import plainest, rejection, tile_rejection
 from search_space.model import rank
 from search_space.space import choices, fitting_depths, tiles
@@ -71,6 +72,9 @@ def _won(
     where: str,
     consumers: int = 1,
     cluster: int = 1,
+    swap: bool = False,
+    split: int = 1,
+    epi_n: int = 0,
 ) -> MeasuredConfig:
     config = Sm90GemmConfig(
         num_consumers=consumers,
@@ -79,14 +83,17 @@ def _won(
         blk_k=blk_k,
         pipe_depth=depth,
         cta_group=cluster,
-        epi_n=_epilogue_width(blk_n),
+        epi_n=epi_n or (8 if swap else _epilogue_width(blk_n)),
+        epi_stages=1 if swap or split > 1 else 2,
+        swap_ab=swap,
+        split_k=split,
     )
     return MeasuredConfig(config=config, rows=rows, where=where)
 
 
 def _epilogue_width(blk_n: int) -> int:
     """The widest chunk that one swizzled TMA store box holds."""
-    return next(width for width in (64, 32, 16) if blk_n % width == 0)
+    return next(width for width in (64, 32, 16, 8) if blk_n % width == 0)
 
 
 MANY = (1024, 2**31 - 1)  # the tensor core limits
@@ -107,6 +114,11 @@ MEASURED: tuple[MeasuredConfig, ...] = (
     _won(64, 96, 64, depth=10, rows=FEWER, where="256x3072x4096 bf16 1.09"),
     _won(64, 64, 64, depth=12, rows=FEWER, where="128x4096x14336 fp16 1.10, 128x4096x9216 fp16 1.20 (depth 13)"),
     _won(64, 16, 64, depth=16, rows=FEWER, where="256x128x2880 bf16 1.12"),
+    _won(64, 64, 64, depth=8, split=8, epi_n=16, rows=FEWER, where="128x256x7168 bf16 1.09"),
+    _won(128, 64, 64, depth=6, split=8, epi_n=32, rows=FEWER, where="128x576x7168 bf16 1.03"),
+    _won(64, 8, 128, depth=9, swap=True, split=3, rows=(1, 8), where="1x2112x7168 bf16 1.18"),
+    _won(64, 8, 128, depth=11, swap=True, rows=(1, 8), where="1x7168x4096 bf16 1.22"),
+    _won(64, 16, 128, depth=9, swap=True, rows=(9, 16), where="16x7168x4096 fp16 1.05"),
     _won(64, 64, 128, depth=6, rows=DECODE, where="64x7168x4096 fp16 1.05, 1x24576x1536 bf16 1.11"),
     _won(64, 32, 128, depth=9, rows=DECODE, where="64x4096x7168 fp16 1.23 (depth 8), 1x2880x4096 bf16 1.33"),
     _won(64, 48, 128, depth=7, rows=DECODE, where="64x4096x14336 bf16 1.12, 1x6144x4096 bf16 1.10"),
@@ -140,7 +152,7 @@ def model_picks(problem: GemmProblem, profile: DeviceProfile, count: int) -> tup
     picks: dict[str, GemmConfig] = {}
     seen: Counter[tuple[int, int]] = Counter()
     for config, _ in rank(problem, _candidates(problem, profile), profile):
-        tile = (config.cta_rows, config.blk_n)
+        tile = (config.cta_rows, config.cta_cols)
         if seen[tile] == PICKS_PER_TILE:
             continue
         plain = plainest(problem, config, profile)
@@ -156,7 +168,7 @@ def _worth_asking(problem: GemmProblem, configs: Iterable[GemmConfig], profile: 
     """The configs that can be asked, each as the plainest config that does the same, by key and in order."""
     kept: dict[str, GemmConfig] = {}
     for config in configs:
-        if profile.sm_count >= config.cta_group:
+        if profile.sm_count >= config.cluster_size:
             plain = plainest(problem, config, profile)
             if rejection(problem, plain, profile) is None:
                 kept.setdefault(plain.key, plain)
@@ -171,16 +183,37 @@ def _candidates(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmCo
     """
     depths = tuple(int(depth) for depth in choices(profile.arch)["pipe_depth"])
     for tile in tiles(profile.arch.name):
-        if profile.sm_count < tile.cta_group:
+        if profile.sm_count < tile.cluster_size or fit_violation(problem, tile):
             continue
         walk = walk_of(problem, tile, profile.sm_count)
         if tile_rejection(problem, tile, profile, walk):
             continue
-        width = _epilogue_width(tile.blk_n)
-        for epi_n, epi_stages in ((width, 2), (width, 1), (16, 1)):
-            shallow = replace(tile, epi_n=epi_n, epi_stages=epi_stages, l2_group_size=8, raster="m")
-            fitting = fitting_depths(shallow, depths)
-            if len(fitting) > 1:  # two stages are too few where three fit beside a smaller epilogue
-                break
-        if fitting:
-            yield replace(shallow, pipe_depth=fitting[-1])
+        if (deep := _deepest(problem, tile, depths)) is not None:
+            yield deep
+
+
+def _deepest(problem: GemmProblem, tile: GemmConfig, depths: tuple[int, ...]) -> GemmConfig | None:
+    """A tile with the best epilogue that leaves room for three stages, or for two where none does."""
+    found = None
+    for epi_n, epi_stages in _epilogues(tile):
+        shallow = replace(tile, epi_n=epi_n, epi_stages=epi_stages, l2_group_size=8, raster="m")
+        if epilogue_violation(shallow) or fit_violation(problem, shallow):
+            continue
+        if fitting := fitting_depths(shallow, depths):
+            found = replace(shallow, pipe_depth=fitting[-1])
+        if len(fitting) > 1:
+            break
+    return found
+
+
+def _epilogues(tile: GemmConfig) -> Iterator[tuple[int, int]]:
+    """Width and stages of epilogues worth trying, the best first."""
+    width = _epilogue_width(tile.epilogue_cols)
+    if not isinstance(tile, Sm90GemmConfig) or tile.split_k == 1:
+        yield from ((width, 2), (width, 1), (tile.epi_n, 1))
+        return
+    # Enough chunks for every CTA of the cluster to own one, so that all share the sums and stores.
+    whole = tile.blk_m // 64 * tile.blk_n
+    widths = [width for width in (64, 32, 16, 8) if tile.blk_n % width == 0]
+    for width in sorted(widths, key=lambda width: (whole // width < tile.split_k, -width)):
+        yield width, 1

@@ -24,7 +24,7 @@ class Walk:
     tiles_n: cluster tiles along N
     clusters: clusters launched
     waves: tiles that the busiest cluster computes
-    k_blocks: stages that one tile consumes
+    k_blocks: stages that one CTA consumes for a tile, at most
     """
 
     tiles_m: int
@@ -47,32 +47,35 @@ class Walk:
 def walk_of(problem: GemmProblem, config: GemmConfig, sm_count: int) -> Walk:
     """Needs a device that holds at least one cluster of the config."""
     tiles_m, tiles_n = config.cluster_tiles(problem)
-    clusters = min(sm_count // config.cta_group, tiles_m * tiles_n)
+    clusters = config.clusters(problem, sm_count)
     return Walk(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
         clusters=clusters,
         waves=ceil(tiles_m * tiles_n / clusters),
-        k_blocks=config.k_blocks(problem),
+        k_blocks=config.cta_k_blocks(problem),
     )
 
 
 def epilogue_chunks(config: GemmConfig) -> int:
-    """Chunks of a tile that one consumer of one CTA writes, each through one staging buffer."""
+    """Chunks of a tile that one consumer of one CTA writes, at most."""
     if isinstance(config, Sm100GemmConfig):
         return config.mma_n // config.epi_n
-    return config.blk_m // 64 * (config.blk_n // config.epi_n)
+    assert isinstance(config, Sm90GemmConfig)
+    return ceil(config.chunks / config.split_k)
 
 
 def loaded_rows(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
     """Rows of A and of B that arrive in one CTA with each stage.
 
-    The Hopper template shortens the box of A to a multiple of 8 rows when the whole matrix is shorter than the tile.
+    The Hopper template fetches no more rows than there are where a whole matrix is shorter than the tile, unless a pair
+    of CTAs shares it.
     """
-    a_rows = config.cta_rows
-    if isinstance(config, Sm90GemmConfig) and not (config.cta_group == 2 and config.share == "A"):
-        a_rows = min(a_rows, ceil(problem.m / 8) * 8)
-    return a_rows, config.blk_n
+    if not isinstance(config, Sm90GemmConfig):
+        return config.cta_rows, config.cta_cols
+    shared = config.share if config.cta_group == 2 else ""
+    a_rows = config.cta_rows if shared == "A" else min(config.cta_rows, problem.m)
+    return a_rows, config.cta_cols if shared == "B" else min(config.cta_cols, problem.n)
 
 
 def _covering(arch: str, lines: int) -> int | None:

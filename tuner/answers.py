@@ -122,6 +122,7 @@ class Best(TypedDict):
     evidence: list[str]
     environment: Json | None
     revision: int | None
+    pinned: bool
     median_us: float | None
     tie_set: list[Any]
     ratio: Json

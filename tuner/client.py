@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ FINAL_STATES = frozenset({"DONE", "PARTIAL", "CANCELLED", "FAILED"})
 STREAM_SILENCE_S = 60.0  # the service writes a heartbeat every 15 s
 RECONNECT_S = 30.0  # how long a stream may stay broken before waiting gives up
 RECONNECT_PAUSE_S = 0.5
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PAGE = 500  # most that the service puts on one page
 
 
@@ -154,18 +156,38 @@ class Client:
         dtype: str = "bf16",
         layout: str = "NT",
         evidence: str | None = None,
+        environment: str | None = None,
+        allow_stale: bool = False,
         allow_default: bool = False,
         revision: int | None = None,
     ) -> Best:
         """Best config for a shape; `device` is a device or an architecture. A 404 carries `body["submit"]`."""
         params = _given(m=m, n=n, k=k, dtype=dtype, layout=layout, device=device, evidence=evidence, revision=revision)
-        if allow_default:
-            params["allow_default"] = "true"
+        params |= _given(environment=environment, allow_stale=allow_stale or None, allow_default=allow_default or None)
         return cast("Best", self._json("GET", "/v1/best", params=params))
 
     def best_many(self, problems: Sequence[Mapping[str, Any]], *, device: str, **options: Any) -> Json:
         """Up to 4096 shapes at once; `options` are the other parameters of `best`."""
         return self._post("/v1/best", {"problems": list(problems), "device": device, **options})
+
+    def dispatch(
+        self,
+        *,
+        n: int,
+        k: int,
+        device: str,
+        dtype: str = "bf16",
+        layout: str = "NT",
+        m_min: int = 1,
+        m_max: int | None = None,
+        evidence: str | None = None,
+        environment: str | None = None,
+        allow_stale: bool = False,
+    ) -> Json:
+        """Ranges of M with their answers, N and K fixed, and the gaps between them."""
+        params = _given(n=n, k=k, dtype=dtype, layout=layout, device=device, m_min=m_min, m_max=m_max)
+        params |= _given(evidence=evidence, environment=environment, allow_stale=allow_stale or None)
+        return self._json("GET", "/v1/dispatch", params=params)
 
     def study(self, study_id: str) -> Study:
         """One study with its best trial."""
@@ -173,14 +195,7 @@ class Client:
 
     def trials(self, study_id: str, *, outcome: str | None = None) -> list[Trial]:
         """All trials of a study in number order, page by page."""
-        items: list[Trial] = []
-        after: int | None = None
-        while True:
-            params = _given(outcome=outcome, limit=PAGE, after=after)
-            page = self._json("GET", f"/v1/studies/{_segment(study_id)}/trials", params=params)
-            items += page["items"]
-            if (after := page["next"]) is None:
-                return items
+        return cast("list[Trial]", self._pages(f"/v1/studies/{_segment(study_id)}/trials", outcome=outcome))
 
     def results(self, **filters: Any) -> list[Json]:
         """One page of results, newest first; filters: device, study, published, limit, after."""
@@ -189,6 +204,29 @@ class Client:
     def result(self, result_id: str) -> Json:
         """One result."""
         return self._json("GET", f"/v1/results/{_segment(result_id)}")
+
+    def revisions(self, result_id: str) -> list[Json]:
+        """What was published for the problem and device of a result, newest first, page by page."""
+        return self._pages(f"/v1/results/{_segment(result_id)}/revisions")
+
+    def pin(self, result_id: str, *, pinned: bool = True) -> Json:
+        """Let a published result stay the answer for its problem and device, or let the newest one answer again."""
+        return self._send("PUT", "/v1/pins", {"result": result_id, "pinned": pinned})
+
+    def pins(self) -> list[Json]:
+        """Every pinned result."""
+        return cast("list[Json]", self._json("GET", "/v1/pins")["items"])
+
+    def regressions(self, *, device: str | None = None, verdict: str | None = None) -> Json:
+        """Answers beside the environment before theirs: `items` of all pages, `stale` and `submit`."""
+        items: list[Json] = []
+        after: str | None = None
+        while True:
+            params = _given(device=device, verdict=verdict, limit=PAGE, after=after)
+            page = self._json("GET", "/v1/regressions", params=params)
+            items += page["items"]
+            if (after := page["next"]) is None:
+                return {"items": items, "stale": page["stale"], "submit": page["submit"]}
 
     # ------------------------------------------------------------------ exports
 
@@ -242,10 +280,24 @@ class Client:
         """Whether the service answers and reaches its database."""
         return cast("Health", self._json("GET", "/healthz"))
 
+    def _pages(self, url: str, **filters: Any) -> list[Json]:
+        """The entries of all pages of a list."""
+        items: list[Json] = []
+        after: Any = None
+        while True:
+            page = self._json("GET", url, params=_given(**filters, limit=PAGE, after=after))
+            items += page["items"]
+            if (after := page["next"]) is None:
+                return items
+
     def _post(self, url: str, body: Json, headers: Mapping[str, str] | None = None) -> Json:
+        return self._send("POST", url, body, headers)
+
+    def _send(self, method: str, url: str, body: Json, headers: Mapping[str, str] | None = None) -> Json:
         # Encoded here, as ASCII: httpx raises for text that UTF-8 cannot carry, the service answers with the field.
         content = json.dumps(body).encode()
-        return self._json("POST", url, content=content, headers={"Content-Type": "application/json", **(headers or {})})
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        return self._json(method, url, content=content, headers=sent)
 
     def _json(self, method: str, url: str, **options: Any) -> Json:
         with self._reached():
@@ -281,10 +333,11 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _segment(identity: str) -> str:
-    """An id as one path segment, whatever was typed."""
-    from urllib.parse import quote
-
-    return quote(identity, safe="") or "-"
+    """An id as one path segment. Raises ClientError for text that is none and might lead to another route."""
+    if _ID.fullmatch(identity) is None:
+        hint = "an id is 32 hexadecimal digits, as `gemm-tuner jobs` and `gemm-tuner show` print it"
+        raise ClientError(status=404, error="NotFound", detail=f"nothing has the id {identity!a}", hint=hint)
+    return identity
 
 
 def _check(response: httpx.Response) -> None:

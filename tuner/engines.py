@@ -9,7 +9,7 @@ from kernels.devices import PROFILES
 from search_space.request import Mode, TuneRequest
 from tuner.engine.base import DeviceFacts, Engine, NoDevice
 from tuner.engine.compile_pool import CompilePoolOptions
-from tuner.engine.fake import FAKE_TOOLCHAIN, FakeEngine, FakeOptions, FakeTimes, fake_device
+from tuner.engine.fake import FAKE_CUDA, FAKE_TOOLCHAIN, FakeEngine, FakeOptions, FakeTimes, fake_device
 from tuner.engine.local import LocalMachine, LocalOptions, toolchain
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ class Engines(Protocol):
 
     def toolchain(self) -> str:
         """The compilers in one line. Raises EngineError when there are none."""
+
+    def cuda(self) -> str:
+        """CUDA version of the compiler. Raises EngineError when there is none."""
 
     def devices(self) -> Sequence[DeviceFacts]:
         """The live devices."""
@@ -62,6 +65,10 @@ class LocalEngines:
         """See Engines."""
         return toolchain().name
 
+    def cuda(self) -> str:
+        """See Engines."""
+        return toolchain().nvcc_version
+
     def devices(self) -> Sequence[DeviceFacts]:
         """See Engines."""
         return self._machine.gpus
@@ -92,6 +99,10 @@ class FakeEngines:
     def toolchain(self) -> str:
         """See Engines."""
         return FAKE_TOOLCHAIN
+
+    def cuda(self) -> str:
+        """See Engines."""
+        return FAKE_CUDA
 
     def devices(self) -> Sequence[DeviceFacts]:
         """See Engines."""

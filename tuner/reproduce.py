@@ -184,6 +184,9 @@ def differences(stored: Environment, now: Environment) -> list[str]:
         before, after = getattr(stored, name), getattr(now, name)
         if before and after and before != after:
             found.append(f"{label} was {before}, is {after}")
+    before, after = (dict(environment.packages).get(BASELINE) for environment in (stored, now))
+    if before and after and before != after:
+        found.append(f"the vendor library was best with {before}, is with {after}")
     clocks = stored.sm_clock_mhz, now.sm_clock_mhz
     if all(clocks) and abs(clocks[1] / clocks[0] - 1) > CLOCK_CHANGE:
         found.append(f"SM clock under load was {clocks[0]:.0f} MHz, is {clocks[1]:.0f} MHz")

@@ -122,6 +122,7 @@ class _Service:
         self._export: threading.Thread | None = None
         self._stopping = threading.Event()
         self._next_heartbeat_s = 0.0
+        self._toolchain, self._cuda = _compilers(engines)
 
     def serve(self, stop: threading.Event, *, until_idle: bool) -> None:
         """See run_service."""
@@ -145,7 +146,7 @@ class _Service:
         if self._export is not None:
             self._export.join()
         write(self.database, lambda session: queries.requeue_running(session, self._owner.name))
-        note_devices(self.database, self._engines.devices(), gone=True)
+        self._note_devices(gone=True)
 
     # ------------------------------------------------------------------ one round
 
@@ -155,7 +156,11 @@ class _Service:
         self._next_heartbeat_s = time.monotonic() + self._settings.heartbeat_s
         self._recover()
         busy = [thread.device_name for thread in self._studies]
-        note_devices(self.database, self._engines.devices(), busy=busy)
+        self._note_devices(busy=busy)
+
+    def _note_devices(self, *, busy: Sequence[str] = (), gone: bool = False) -> None:
+        devices, toolchain, cuda = self._engines.devices(), self._toolchain, self._cuda
+        note_devices(self.database, devices, toolchain=toolchain, cuda=cuda, busy=busy, gone=gone)
 
     def _recover(self) -> None:
         """Queue the studies of dead owners again."""
@@ -252,6 +257,14 @@ class _Service:
         if self._stopping.is_set():
             raise _Interrupted
         return thread.cancelled.is_set()
+
+
+def _compilers(engines: Engines) -> tuple[str, str]:
+    """Toolchain and CUDA version of this machine, empty without compilers: each study says so for itself."""
+    try:
+        return engines.toolchain(), engines.cuda()
+    except EngineError:
+        return "", ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ ENGINES = ("local", "fake")
 VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEMM_TUNER_HOME", "the user's data folder", "folder of the database, artifacts and exports"),
     ("GEMM_TUNER_DATABASE_URL", "SQLite in GEMM_TUNER_HOME", "SQLAlchemy URL of another database"),
+    ("GEMM_TUNER_TOKEN", "none", "bearer token that commands with --url send"),
     ("GEMM_TUNER_ENGINE", "local", "local, or fake for invented devices"),
     ("GEMM_TUNER_COMPILE_PROCESSES", "the CPU cores, at most 16", "compiles at a time"),
     ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
@@ -55,6 +56,7 @@ class Settings:
     poll_s: seconds between two looks for work and for cancelled studies
     heartbeat_s: seconds between two heartbeats of the devices
     ready_file: file that the tuner makes once it has noted its devices
+    token: bearer token for a service that demands one
     """
 
     database_url: str
@@ -69,6 +71,7 @@ class Settings:
     poll_s: float = 0.25
     heartbeat_s: float = 5.0
     ready_file: Path | None = None
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -89,6 +92,7 @@ class Settings:
             database_url=environ.get("GEMM_TUNER_DATABASE_URL", "").strip() or f"sqlite:///{home / 'gemm-tuner.db'}",
             artifacts_dir=home / "artifacts",
             exports_dir=home / "exports",
+            token=environ.get("GEMM_TUNER_TOKEN", "").strip() or None,
             engine=environ.get("GEMM_TUNER_ENGINE", "").strip() or "local",
             compile_processes=int(_number(environ, "GEMM_TUNER_COMPILE_PROCESSES", usable_cores(), whole=True)),
             compile_limit_s=_number(environ, "GEMM_TUNER_COMPILE_LIMIT_S", 60.0),

@@ -360,9 +360,18 @@ def _trial(row: TrialRow, arch: str, measurement: Measurement | None) -> Trial:
 
 
 def note_devices(
-    database: Database, devices: Iterable[DeviceFacts], *, busy: Sequence[str] = (), gone: bool = False
+    database: Database,
+    devices: Iterable[DeviceFacts],
+    *,
+    toolchain: str = "",
+    cuda: str = "",
+    busy: Sequence[str] = (),
+    gone: bool = False,
 ) -> None:
-    """Heartbeat: these devices are here and READY, those named in `busy` BUSY; or, `gone`, OFFLINE."""
+    """Heartbeat: these devices are here and READY, those named in `busy` BUSY; or, `gone`, OFFLINE.
+
+    toolchain, cuda: of the compilers that build for them; with the driver they decide which results are stale
+    """
 
     live = [device for device in devices if device.is_live]
 
@@ -378,7 +387,11 @@ def note_devices(
                 sm_count=device.profile.sm_count,
                 state=state,
                 reason="no tuner is running" if gone else "",
-                environment=device.environment.to_dict(),
+                environment=replace(
+                    device.environment,
+                    toolchain=toolchain or device.environment.toolchain,
+                    cuda=cuda or device.environment.cuda,
+                ).to_dict(),
             )
 
     if live:

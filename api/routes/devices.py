@@ -5,9 +5,10 @@ from fastapi import APIRouter
 from api.deps import Db
 from api.openapi import errors
 from api.services import devices
+from api.strict import StrictRoute
 from api.views import DeviceList
 
-router = APIRouter(prefix="/v1/devices", tags=["devices"])
+router = APIRouter(prefix="/v1/devices", tags=["devices"], route_class=StrictRoute)
 
 
 @router.get("", responses=errors(), summary="Devices and profiles")

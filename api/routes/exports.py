@@ -7,9 +7,10 @@ from api.deps import Db, ExportId, Settings
 from api.openapi import Responses, errors
 from api.schemas import ExportIn
 from api.services import exports
+from api.strict import StrictRoute
 from api.views import ExportView
 
-router = APIRouter(prefix="/v1/exports", tags=["exports"])
+router = APIRouter(prefix="/v1/exports", tags=["exports"], route_class=StrictRoute)
 
 BUNDLE: Responses = {
     200: {"description": "The bundle.", "content": {"application/zip": {"schema": {"type": "string"}}}}

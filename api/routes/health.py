@@ -7,9 +7,10 @@ from api.deps import Db, Metrics
 from api.metrics import CONTENT_TYPE
 from api.openapi import Responses, errors
 from api.services import health
+from api.strict import StrictRoute
 from api.views import Health
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], route_class=StrictRoute)
 
 EXPOSITION: Responses = {
     200: {

@@ -10,9 +10,10 @@ from api.openapi import Responses, errors
 from api.replies import json_reply
 from api.schemas import JobIn, JobsQuery
 from api.services import events, jobs
+from api.strict import StrictRoute
 from api.views import JobList, JobSubmitted, JobView
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
 
 @router.post("", status_code=202, response_model=JobSubmitted, responses=errors(409, body=True), summary="Submit a job")

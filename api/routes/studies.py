@@ -8,9 +8,10 @@ from api.deps import Db, StudyId
 from api.openapi import errors
 from api.schemas import TrialsQuery
 from api.services import studies
+from api.strict import StrictRoute
 from api.views import StudyView, TrialList
 
-router = APIRouter(prefix="/v1/studies", tags=["studies"])
+router = APIRouter(prefix="/v1/studies", tags=["studies"], route_class=StrictRoute)
 
 
 @router.get("/{study_id}", responses=errors(404), summary="One study")

@@ -1,211 +1,275 @@
-"""Which config is best for a shape: tuned for it, tuned near it, or the heuristic's choice, in this order."""
+"""Which config is best for a shape: tuned for it, tuned near it, or the heuristic's choice, in this order.
+
+One question is a list of one: both routes go the same way, so they give the same answers. An answer is put together
+from the text of the JSON columns as they are stored; `api.views.BestView` describes it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from api.errors import NoResult, ProblemError, RequestError
-from api.services.freshness import Today, stale_reason
-from api.services.problems import checked_problem
-from api.services.results import time_us
-from api.services.studies import problem_view
-from api.services.targets import Target, Targets
+from api.services.problems import checked_kind, checked_problem
 from api.services.vendor import verdict
-from api.views import BestBulk, BestMiss, BestView, ProblemView
 from db import queries
 from db.models import EVIDENCE_ORDER
 from kernels.config import config_from_dict
 from kernels.errors import ConfigError
+from kernels.problem import Dtype, GemmProblem, Layout
 from kernels.rules import violation
 from search_space.model import rank
 from search_space.starting import starting_configs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
-    from api.schemas import BestBulkIn, BestOptions, BestQuery, BulkShape
-    from api.settings import ApiSettings
-    from db.models import Result
+    from api.schemas import BestBulkIn, BestOptions, BestQuery
+    from api.services.kept import Kept, Known
+    from api.services.targets import Target
+    from db.database import Database
+    from db.queries import Answer, Shape
     from kernels.config import GemmConfig
     from kernels.devices import DeviceProfile
-    from kernels.problem import GemmProblem
 
-    Answer = Result | Row[*tuple[Any, ...]]  # with what `queries.best_exact_many` lists
+    Json = dict[str, Any]
 
 PUBLISHED = "checked"  # without a wish for less evidence, only published revisions answer
 MODELED = "modeled"
 MAX_DEFAULTS = 256  # of one bulk question: each is a ranking by the model
+# The nearest result lies within the first of these distances (powers of two) that holds any, and a narrow search looks
+# at few rows. The last one is the setting.
+SEARCH_LOG2 = (0.125, 0.5)
+UNLIMITED_LOG2 = 128.0  # more than three dimensions of 31 bits can be apart
+NEAR_A_SHAPE = (8, 64)  # results looked at: at first, and where none of these is legal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What is asked about one shape.
+class Wish:
+    """What is asked beside the shapes.
 
-    problem: the shape
     target: device or architecture
-    evidence: least evidence wanted
+    which: results that may answer
     allow_default: whether modeled answers are welcome when nothing better is there
-    revision: exactly this published revision
+    nearest_limit_log2: how far a tuned shape may be in each dimension, in powers of two
     """
 
-    problem: GemmProblem
     target: Target
-    evidence: str
+    which: queries.Which
     allow_default: bool
-    revision: int | None = None
+    nearest_limit_log2: float = 1.0
 
 
-def answer(session: Session, query: BestQuery, settings: ApiSettings) -> BestView:
-    """One shape. Raises UnknownTarget, ProblemError, and NoResult with the request that would tune it."""
-    devices = queries.devices(session)
-    target = Targets(devices).named(query.device)
-    problem = checked_problem(m=query.m, n=query.n, k=query.k, dtype=query.dtype, layout=query.layout, target=target)
-    asked = _question(problem, target, query, query.revision)
-    exact = _exact(session, asked, asked.evidence)
-    found = _answer(session, asked, exact, Today(devices), settings)
+def quick_answer(database: Database, query: BestQuery, known: Known) -> bytes | None:
+    """The answer where a result is tuned for exactly this shape, else None. Raises UnknownTarget, ProblemError."""
+    if query.revision is not None:
+        return None
+    wish = wish_of(query, query.dtype, known.targets.named(query.device), known)
+    shape = query.m, query.n, query.k
+    row = queries.best_exact_many(database, [shape], wish.which).get(shape)
+    return None if row is None else orjson.dumps(answer_view(shape, row, known))
+
+
+def looked_up(database: Database, query: BestQuery, kept: Kept, nearest_limit_log2: float) -> tuple[Known, bytes]:
+    """The answer, and after which change it holds. Raises what `answer` raises."""
+    known = kept.known(database)
+    with database.read() as session:
+        return known, answer(session, query, known, nearest_limit_log2)
+
+
+def answer(session: Session, query: BestQuery, known: Known, nearest_limit_log2: float) -> bytes:
+    """One shape, as the body. Raises UnknownTarget, ProblemError, and NoResult with the request that would tune it."""
+    wish = wish_of(query, query.dtype, known.targets.named(query.device), known, nearest_limit_log2)
+    shape = query.m, query.n, query.k
+    if query.revision is not None:
+        return orjson.dumps(_revision(session, shape, wish, query.revision, known))
+    (found,) = _answers(session, [shape], wish, known).values()
+    if isinstance(found, ProblemError):
+        raise found
     if found is None:
-        raise _nothing(session, asked) if asked.revision is None else _no_revision(session, asked)
-    return found
+        raise _nothing(session, _problem(shape, wish), wish)
+    return orjson.dumps(found)
 
 
-def answer_many(session: Session, body: BestBulkIn, settings: ApiSettings) -> BestBulk:
-    """Many shapes, each with an answer or with the reason why there is none. Raises UnknownTarget, RequestError.
-
-    The answers are those of `answer`. Exact ones come hundreds a statement; nearest shapes are looked for one by one.
-    """
+def answer_many(session: Session, body: BestBulkIn, known: Known, nearest_limit_log2: float) -> bytes:
+    """Many shapes, each with an answer or with the reason why there is none. Raises UnknownTarget, RequestError."""
     if body.allow_default and len(body.problems) > MAX_DEFAULTS:
         raise RequestError(
             f"problems: with allow_default at most {MAX_DEFAULTS} shapes at once, got {len(body.problems)}",
             hint="ask without allow_default first, then for the defaults of what is missing",
         )
-    devices = queries.devices(session)
-    target = Targets(devices).named(body.device)
-    asked = [_asked(shape, body, target) for shape in body.problems]
-    questions = {one: _question(one, target, body) for one in asked if not isinstance(one, BestMiss)}
-    exact, today = _exact_many(session, questions, target), Today(devices)
-    found = {
-        problem: _answer(session, question, exact.get(problem), today, settings)
-        for problem, question in questions.items()
-    }
-    untuned = [problem for problem, view in found.items() if view is None]
-    return BestBulk(
-        items=[one if isinstance(one, BestMiss) else found[one] or _untuned(one, target) for one in asked],
-        submit=_submit(untuned, target) if untuned else None,
-    )
+    target = known.targets.named(body.device)
+    by_dtype: dict[str, list[Shape]] = defaultdict(list)
+    asked = [(shape.dtype or body.dtype, (shape.m, shape.n, shape.k)) for shape in body.problems]
+    for dtype, shape in asked:
+        by_dtype[dtype].append(shape)
+    found: dict[tuple[str, Shape], Json] = {}
+    untuned: list[Json] = []
+    for dtype, shapes in by_dtype.items():
+        try:
+            wish = wish_of(body, dtype, target, known, nearest_limit_log2)
+        except ProblemError as error:
+            found |= {(dtype, shape): _miss(_shape_view(shape, dtype, body.layout), error) for shape in shapes}
+        else:
+            answers, missing = _answers_or_misses(session, shapes, wish, known)
+            found |= {(dtype, shape): one for shape, one in answers.items()}
+            untuned += missing
+    submit = submit_body(untuned, target) if untuned else None
+    return orjson.dumps({"items": [found[one] for one in asked], "submit": submit})
 
 
-def _asked(shape: BulkShape, body: BestBulkIn, target: Target) -> GemmProblem | BestMiss:
-    """The problem, or why it is none."""
-    dtype = shape.dtype or body.dtype
-    try:
-        return checked_problem(m=shape.m, n=shape.n, k=shape.k, dtype=dtype, layout=body.layout, target=target)
-    except ProblemError as error:
-        view = ProblemView(m=shape.m, n=shape.n, k=shape.k, dtype=dtype, layout=body.layout)
-        return BestMiss(problem=view, error=type(error).__name__, detail=error.detail)
+def _answers_or_misses(
+    session: Session, shapes: Sequence[Shape], wish: Wish, known: Known
+) -> tuple[dict[Shape, Json], list[Json]]:
+    """Answers and misses by shape, and the problems that a job could tune."""
+    answers: dict[Shape, Json] = {}
+    untuned = []
+    for shape, found in _answers(session, shapes, wish, known).items():
+        problem = _shape_view(shape, wish.which.dtype, wish.which.layout)
+        if found is None:
+            untuned.append(problem)
+            text = f"nothing is tuned for {_problem(shape, wish)} on {wish.target}, or near it"
+            answers[shape] = _miss(problem, NoResult(text))
+        else:
+            answers[shape] = _miss(problem, found) if isinstance(found, ProblemError) else found
+    return answers, untuned
 
 
-def _untuned(problem: GemmProblem, target: Target) -> BestMiss:
-    detail = f"nothing is tuned for {problem} on {target}, or near it"
-    return BestMiss(problem=_asked_view(problem), error=NoResult.__name__, detail=detail)
+def _miss(problem: Json, error: ProblemError | NoResult) -> Json:
+    return {"match": "none", "problem": problem, "error": type(error).__name__, "detail": error.detail}
 
 
-def _question(problem: GemmProblem, target: Target, options: BestOptions, revision: int | None = None) -> Question:
-    return Question(
-        problem=problem,
-        target=target,
-        evidence=options.evidence.value if options.evidence else PUBLISHED,
-        allow_default=options.allow_default,
-        revision=revision,
-    )
-
-
-def _answer(
-    session: Session, asked: Question, exact: Answer | None, today: Today, settings: ApiSettings
-) -> BestView | None:
-    """The view of `exact`, or of what answers where there is none."""
-    found = exact
-    if found is None and asked.revision is None:
-        found = _nearest(session, asked, settings.nearest_limit_log2)
-        if found is None and asked.allow_default:
-            found = _exact(session, asked, MODELED)
-            if found is None:
-                return _default(asked)
-    return None if found is None else _view(asked, found, today)
-
-
-def _exact(session: Session, asked: Question, evidence: str) -> Result | None:
-    problem, target = asked.problem, asked.target
-    return queries.best_exact(
-        session,
-        problem.m,
-        problem.n,
-        problem.k,
-        problem.dtype.value,
-        problem.layout.value,
+def wish_of(options: BestOptions, dtype: str, target: Target, known: Known, nearest_limit_log2: float = 0.0) -> Wish:
+    """Raises ProblemError for a dtype or layout that there is not."""
+    kind, layout = checked_kind(dtype, options.layout)
+    which = queries.Which(
+        dtype=kind.value,
+        layout=layout.value,
         arch=target.arch.name,
         device_name=target.device,
-        evidence=evidence,
-        revision=asked.revision,
+        evidence=options.evidence.value if options.evidence else PUBLISHED,
+        environment=options.environment,
+        stale=() if options.allow_stale or options.environment else known.stale,
     )
+    return Wish(target=target, which=which, allow_default=options.allow_default, nearest_limit_log2=nearest_limit_log2)
 
 
-def _exact_many(
-    session: Session, questions: Mapping[GemmProblem, Question], target: Target
-) -> dict[GemmProblem, Answer]:
-    """`_exact` of all questions of one body, as far as there are results."""
-    groups: dict[tuple[str, str, str], dict[queries.Shape, GemmProblem]] = defaultdict(dict)
-    for problem, asked in questions.items():
-        kind = problem.dtype.value, problem.layout.value, asked.evidence
-        groups[kind][problem.m, problem.n, problem.k] = problem
-    found: dict[GemmProblem, Answer] = {}
-    for (dtype, layout, evidence), problems in groups.items():
-        rows = queries.best_exact_many(
-            session, problems, dtype, layout, arch=target.arch.name, device_name=target.device, evidence=evidence
-        )
-        found |= {problems[shape]: row for shape, row in rows.items()}
+def _answers(
+    session: Session, shapes: Iterable[Shape], wish: Wish, known: Known
+) -> dict[Shape, Json | ProblemError | None]:
+    """Each shape with its answer, with the rule that makes it impossible, or with None."""
+    found: dict[Shape, Json | ProblemError | None] = dict.fromkeys(shapes)
+    exact = queries.best_exact_many(session, found, wish.which)
+    found |= {shape: answer_view(shape, row, known) for shape, row in exact.items()}
+    problems: dict[Shape, GemmProblem] = {}
+    for shape in [shape for shape, view in found.items() if view is None]:
+        try:
+            problems[shape] = _problem(shape, wish)
+        except ProblemError as error:
+            found[shape] = error
+    near = _nearest(session, problems, wish)
+    found |= {shape: answer_view(shape, row, known) for shape, row in near.items()}
+    if wish.allow_default:
+        left = [shape for shape in problems if shape not in near]
+        modeled = queries.best_exact_many(session, left, replace(wish.which, evidence=MODELED)) if left else {}
+        found |= {shape: answer_view(shape, row, known) for shape, row in modeled.items()}
+        found |= {shape: _default(problems[shape], wish.target) for shape in left if shape not in modeled}
     return found
 
 
-def _nearest(session: Session, asked: Question, limit_log2: float) -> Result | None:
-    """The nearest tuned shape whose config is legal here; ties go to published results, then to more evidence."""
-    problem, target = asked.problem, asked.target
-    rows = queries.results_nearby(
-        session,
-        problem.n,
-        problem.k,
-        problem.dtype.value,
-        problem.layout.value,
-        arch=target.arch.name,
-        device_name=target.device,
-        m=problem.m,
-        evidence=asked.evidence,
-        factor=2.0**limit_log2,
-    )
-    near = [(sum(apart), row) for row in rows if max(apart := _apart(problem, row)) <= limit_log2]
-    near.sort(key=lambda one: (one[0], one[1].revision is None, -one[1].evidence_level, one[1].m, one[1].n, one[1].id))
-    # Loaded one by one: the first is nearly always legal.
-    loaded = (queries.result(session, row.id) for _, row in near)
-    return next((row for row in loaded if row is not None and _legal(problem, row, target)), None)
+def _problem(shape: Shape, wish: Wish) -> GemmProblem:
+    """Raises ProblemError."""
+    m, n, k = shape
+    return checked_problem(m=m, n=n, k=k, dtype=wish.which.dtype, layout=wish.which.layout, target=wish.target)
 
 
-def _apart(problem: GemmProblem, row: Answer) -> tuple[float, float, float]:
-    """How far the tuned shape is in M, N and K, in powers of two."""
-    return abs(log2(problem.m / row.m)), abs(log2(problem.n / row.n)), abs(log2(problem.k / row.k))
+# ---------------------------------------------------------------------------------------------- nearest
 
 
-def _legal(problem: GemmProblem, row: Result, target: Target) -> bool:
-    sm_count = row.environment.get("sm_count") or target.sm_count
+def _nearest(session: Session, problems: Mapping[Shape, GemmProblem], wish: Wish) -> dict[Shape, Answer]:
+    """The nearest tuned shape whose config is legal for the asked one, for each that has any within the limit."""
+    limit_log2, (few, many) = wish.nearest_limit_log2, NEAR_A_SHAPE
+    found: dict[Shape, Answer] = {}
+
+    def search(shapes: Collection[Shape], step_log2: float, most: int, sure_log2: float) -> Collection[Shape]:
+        """Add what is found within `sure_log2`; gives the shapes that had more results near than were looked at."""
+        rows = queries.nearby_many(session, shapes, wish.which, factor=2.0**step_log2, limit=most) if shapes else {}
+        ids = {shape: [row.id for row in near if row.nearness <= 2.0**sure_log2] for shape, near in rows.items()}
+        found.update(_first_legal(session, ids, problems, wish.target))
+        return [shape for shape, near in rows.items() if shape not in found and len(near) == most]
+
+    for step_log2 in (step for step in SEARCH_LOG2 if step < limit_log2):
+        # Beyond the step's own distance, a shape outside the box that was searched may be nearer.
+        search([shape for shape in problems if shape not in found], step_log2, few, step_log2)
+    rest = search([shape for shape in problems if shape not in found], limit_log2, few, UNLIMITED_LOG2)
+    search(rest, limit_log2, many, UNLIMITED_LOG2)
+    return found
+
+
+def _first_legal(
+    session: Session, ids: Mapping[Shape, list[str]], problems: Mapping[Shape, GemmProblem], target: Target
+) -> dict[Shape, Answer]:
+    """Of each shape's results the first that can run. Loaded in rounds: the first is nearly always legal."""
+    found: dict[Shape, Answer] = {}
+    waiting = {shape: iter(results) for shape, results in ids.items()}
+    while waiting:
+        tried = {shape: identity for shape, left in waiting.items() if (identity := next(left, None)) is not None}
+        rows = queries.answers_by_id(session, tried.values())
+        for shape, identity in tried.items():
+            if identity in rows and _legal(problems[shape], rows[identity], target):
+                found[shape] = rows[identity]
+        waiting = {shape: waiting[shape] for shape in tried if shape not in found}
+    return found
+
+
+def is_servable(shape: Shape, wish: Wish) -> bool:
+    """Whether the shape can be tuned at all."""
     try:
-        return violation(problem, config_from_dict(row.arch, row.config), sm_count) is None
+        _problem(shape, wish)
+    except ProblemError:
+        return False
+    return True
+
+
+def legal_row(m: int, row: Answer, wish: Wish) -> bool:
+    """Whether the result's config can run for another M."""
+    which = wish.which
+    problem = GemmProblem(m=m, n=row.n, k=row.k, dtype=Dtype(which.dtype), layout=Layout(which.layout))
+    return _legal(problem, row, wish.target)
+
+
+def _legal(problem: GemmProblem, row: Answer, target: Target) -> bool:
+    config = stored_config(row.arch, row.config)
+    return (
+        config is not None and violation(problem, config, stored_sm_count(row.environment) or target.sm_count) is None
+    )
+
+
+@lru_cache(maxsize=4096)
+def stored_config(arch: str, text: str) -> GemmConfig | None:
+    """The config of a result; None for one that was stored by a version with other knobs."""
+    try:
+        return config_from_dict(arch, json.loads(text))
     except ConfigError:
-        return False  # stored by a version with other knobs
+        return None
+
+
+@lru_cache(maxsize=1024)
+def stored_sm_count(text: str) -> int | None:
+    """SMs of the device that a result was measured on, from the text of its environment."""
+    count = json.loads(text).get("sm_count")
+    return count if isinstance(count, int) else None
+
+
+# ---------------------------------------------------------------------------------------------- default
 
 
 @lru_cache(maxsize=4096)
@@ -215,104 +279,152 @@ def _fastest_start(problem: GemmProblem, profile: DeviceProfile) -> tuple[GemmCo
     return (ranked[0][0], ranked[0][1].time_us) if ranked else None
 
 
-def _default(asked: Question) -> BestView | None:
+def _default(problem: GemmProblem, target: Target) -> Json | None:
     """The heuristic's config with the model's estimate; None for a device without a profile."""
-    profile = asked.target.profile
-    choice = _fastest_start(asked.problem, profile) if profile else None
+    profile = target.profile
+    choice = _fastest_start(problem, profile) if profile else None
     if profile is None or choice is None:
         return None
     config, modeled_us = choice
-    return BestView(
-        match="default",
-        problem=_asked_view(asked.problem),
-        tuned_for=None,
-        distance=0.0,
-        arch=profile.arch.name,
-        device=profile.name,
-        config=config.to_dict(),
-        evidence=[MODELED],
-        environment=None,
-        revision=None,
-        median_us=modeled_us,
-        tie_set=[],
-        ratio={},
-        verdict=verdict(None),
-        stale=False,
-        stale_reason="",
-        artifact_sha256=None,
-        result_id=None,
-    )
+    return {
+        "match": "default",
+        "problem": _problem_view(problem),
+        "tuned_for": None,
+        "distance": 0.0,
+        "arch": profile.arch.name,
+        "device": profile.name,
+        "config": config.to_dict(),
+        "evidence": [MODELED],
+        "environment": None,
+        "revision": None,
+        "pinned": False,
+        "median_us": modeled_us,
+        "tie_set": [],
+        "ratio": {},
+        "verdict": verdict(None),
+        "stale": False,
+        "stale_reason": "",
+        "artifact_sha256": None,
+        "result_id": None,
+    }
 
 
-def _view(asked: Question, row: Answer, today: Today) -> BestView:
-    problem = asked.problem
-    exact = (row.m, row.n, row.k) == (problem.m, problem.n, problem.k)
-    apart = 0.0 if exact else sum(_apart(problem, row))
-    changed = stale_reason(row.environment, today.environment(row.device_name))
-    shown = _asked_view(problem)
-    return BestView(
-        match="exact" if exact else "nearest",
-        problem=shown,
-        tuned_for=shown if exact else problem_view(row),
-        distance=round(apart, 4),
-        arch=row.arch,
-        device=row.device_name,
-        config=row.config,
-        evidence=row.evidence,
-        environment=row.environment or None,
-        revision=row.revision,
-        median_us=time_us(row),
-        tie_set=row.tie_set,
-        ratio=row.ratio or {},
-        verdict=verdict(row.ratio),
-        stale=bool(changed),
-        stale_reason=changed,
+# ---------------------------------------------------------------------------------------------- views
+
+
+def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
+    """The answer that a stored result gives to a question about this shape."""
+    tuned = row.m, row.n, row.k
+    exact = tuned == shape
+    changed = stale_text(row, known)
+    asked = _shape_view(shape, row.dtype, row.layout)
+    return {
+        "match": "exact" if exact else "nearest",
+        "problem": asked,
+        "tuned_for": asked if exact else _shape_view(tuned, row.dtype, row.layout),
+        "distance": 0.0 if exact else round(_distance(shape, tuned), 4),
+        "arch": row.arch,
+        "device": row.device_name,
+        "config": orjson.Fragment(row.config),
+        "evidence": orjson.Fragment(row.evidence),
+        "environment": orjson.Fragment(row.environment) if row.environment != "{}" else None,
+        "revision": row.revision,
+        "pinned": bool(row.pinned),
+        "median_us": row.median_us if row.median_us is not None else row.modeled_us,
+        "tie_set": orjson.Fragment(row.tie_set),
+        "ratio": orjson.Fragment(row.ratio or "{}"),
+        "verdict": _verdict(row.ratio or "{}"),
+        "stale": bool(changed),
+        "stale_reason": changed,
         # A module computes one shape: the one of another shape would be refused when it is called.
-        artifact_sha256=(row.artifact_sha256 or None) if exact else None,
-        result_id=row.id,
+        "artifact_sha256": (row.artifact_sha256 or None) if exact else None,
+        "result_id": row.id,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _verdict(ratio: str) -> str:
+    """From the text of the ratios."""
+    return verdict(json.loads(ratio))
+
+
+def stale_text(row: Answer, known: Known) -> str:
+    """Why a result is stale; empty for one that is not."""
+    if row.made_in not in known.stale:
+        return ""
+    # The key's own parts where the environment does not tell: a result is never stale without a reason.
+    return _reason(known, row.device_name, row.environment) or f"made in another environment: {row.made_in}"
+
+
+def _reason(known: Known, device_name: str, environment: str) -> str:
+    return known.today.stale_reason(device_name, json.loads(environment))
+
+
+def _distance(asked: Shape, tuned: Shape) -> float:
+    """Sum over M, N and K of how far they are apart, in powers of two."""
+    return sum(abs(log2(one / other)) for one, other in zip(asked, tuned, strict=True))
+
+
+def _shape_view(shape: Shape, dtype: str, layout: str) -> Json:
+    return {"m": shape[0], "n": shape[1], "k": shape[2], "dtype": dtype, "layout": layout}
+
+
+def shapes_view(shapes: Iterable[Shape], which: queries.Which) -> list[Json]:
+    """Shapes as a job names them."""
+    return [_shape_view(shape, which.dtype, which.layout) for shape in shapes]
+
+
+def _problem_view(problem: GemmProblem) -> Json:
+    return _shape_view((problem.m, problem.n, problem.k), problem.dtype.value, problem.layout.value)
+
+
+# ---------------------------------------------------------------------------------------------- revisions and misses
+
+
+def _revision(session: Session, shape: Shape, wish: Wish, revision: int, known: Known) -> Json:
+    """The revision that was asked for by its number, stale or not. Raises ProblemError, NoResult."""
+    problem, which = _problem(shape, wish), wish.which
+    found = queries.best_exact(
+        session, *shape, which.dtype, which.layout, arch=which.arch, device_name=which.device_name, revision=revision
     )
-
-
-def _asked_view(problem: GemmProblem) -> ProblemView:
-    return ProblemView(m=problem.m, n=problem.n, k=problem.k, dtype=problem.dtype.value, layout=problem.layout.value)
-
-
-def _no_revision(session: Session, asked: Question) -> NoResult:
-    newest = queries.best_exact(
-        session,
-        asked.problem.m,
-        asked.problem.n,
-        asked.problem.k,
-        asked.problem.dtype.value,
-        asked.problem.layout.value,
-        arch=asked.target.arch.name,
-        device_name=asked.target.device,
-    )
+    if found is not None:
+        return answer_view(shape, queries.answers_by_id(session, [found.id])[found.id], known)
+    newest = _best_row(session, problem, replace(which, stale=()))
     there = f"the newest is {newest.revision}" if newest else "none is published"
-    return NoResult(
-        f"{asked.problem} on {asked.target} has no revision {asked.revision}: {there}",
+    raise NoResult(
+        f"{problem} on {wish.target} has no revision {revision}: {there}",
         hint="leave revision out for the newest, or POST `submit` to /v1/jobs to tune the shape",
-        extra={"submit": _submit([asked.problem], asked.target)},
+        extra={"submit": submit_body([_problem_view(problem)], wish.target)},
     )
 
 
-def _nothing(session: Session, asked: Question) -> NoResult:
-    """Says what would answer: less evidence where there is a candidate, else the job that would tune the shape."""
+def _nothing(session: Session, problem: GemmProblem, wish: Wish) -> NoResult:
+    """Says what would answer: a stale result, less evidence, else the job that would tune the shape."""
     hint = "POST `submit` to /v1/jobs to tune it"
-    weaker = _exact(session, asked, MODELED)
-    if weaker is not None:
+    asked = replace(wish.which, stale=(), environment=None)
+    if wish.which.environment is not None and _best_row(session, problem, asked) is not None:
+        hint = f"a result of another environment is stored: ask without environment; or {hint}"
+    elif wish.which.stale and _best_row(session, problem, asked) is not None:
+        hint = f"a stale result is stored: allow_stale=true gives it and says what changed; or {hint}"
+    elif (weaker := _best_row(session, problem, replace(asked, evidence=MODELED))) is not None:
         level = EVIDENCE_ORDER[min(weaker.evidence_level, len(EVIDENCE_ORDER) - 2)]
-        hint = f"a candidate with {', '.join(weaker.evidence)} is stored: ask with evidence={level}; or {hint}"
-    elif not asked.allow_default:
+        words = ", ".join(json.loads(weaker.evidence))
+        hint = f"a candidate with {words} is stored: ask with evidence={level}; or {hint}"
+    elif not wish.allow_default:
         hint += "; allow_default=true gives the heuristic's modeled config"
     return NoResult(
-        f"nothing is tuned for {asked.problem} on {asked.target}, or near it, with evidence {asked.evidence}",
+        f"nothing is tuned for {problem} on {wish.target}, or near it, with evidence {wish.which.evidence}",
         hint=hint,
-        extra={"submit": _submit([asked.problem], asked.target)},
+        extra={"submit": submit_body([_problem_view(problem)], wish.target)},
     )
 
 
-def _submit(problems: Sequence[GemmProblem], target: Target) -> dict[str, Any]:
+def _best_row(session: Session, problem: GemmProblem, which: queries.Which) -> Answer | None:
+    shape = problem.m, problem.n, problem.k
+    return queries.best_exact_many(session, [shape], which).get(shape)
+
+
+def submit_body(problems: Sequence[Json], target: Target) -> Json:
     """Body of POST /v1/jobs for these problems."""
     where = {"device": target.device} if target.device else {"arch": target.arch.name}
-    return {"problems": [_asked_view(problem).model_dump() for problem in problems], **where}
+    return {"problems": list(problems), **where}

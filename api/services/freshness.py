@@ -8,36 +8,56 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from db.models import DeviceState
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from db.models import Device
+
+    Environment = Mapping[str, Any]
 
 # Name in the environment, name for people. Only the major part of the driver's version counts.
 _PARTS = (("sm_count", "SM count"), ("driver", "driver"), ("cuda", "CUDA"), ("toolchain", "toolchain"))
 
 
-def latest_environment(devices: Sequence[Device], name: str) -> Mapping[str, Any]:
-    """What the device that was seen last under this name reported; empty when none was, or when it told nothing."""
-    seen = [device for device in devices if device.name == name and device.environment]
-    return max(seen, key=lambda device: (device.last_seen_at, device.uuid)).environment if seen else {}
-
-
 class Today:
-    """`latest_environment` by device name, each worked out once: thousands of answers are about one device."""
+    """What the devices reported. Of several with one name each that is not offline counts, else the one seen last."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = devices
-        self._known: dict[str, Mapping[str, Any]] = {}
+        self._devices = [device for device in devices if device.environment]
+        self._known: dict[str, tuple[Environment, ...]] = {}
 
-    def environment(self, name: str) -> Mapping[str, Any]:
-        """Of the device that was seen last under this name; empty when none was, or when it told nothing."""
+    def environments(self, name: str) -> tuple[Environment, ...]:
+        """Of the devices of this name, the one seen last first; empty when none told anything."""
         if name not in self._known:
-            self._known[name] = latest_environment(self._devices, name)
+            named = [device for device in self._devices if device.name == name]
+            named.sort(key=lambda device: (device.last_seen_at, device.uuid), reverse=True)
+            online = [device for device in named if device.state != DeviceState.OFFLINE]
+            self._known[name] = tuple(device.environment for device in online or named[:1])
         return self._known[name]
 
+    def stale_reason(self, name: str, stored: Environment) -> str:
+        """What changed on the device since, for people; empty when it is as it was, or when nobody knows."""
+        reasons = [stale_reason(stored, environment) for environment in self.environments(name)]
+        return reasons[0] if reasons and all(reasons) else ""
 
-def stale_reason(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    def stale(self, made_in: Iterable[str]) -> tuple[str, ...]:
+        """Those of these environments (`Result.made_in`) that no device has any more."""
+        return tuple(sorted(text for text in made_in if self._is_stale(text)))
+
+    def _is_stale(self, made_in: str) -> bool:
+        stored = parts_of(made_in)
+        return bool(stored) and bool(self.stale_reason(str(stored["gpu_name"]), stored))
+
+
+def parts_of(made_in: str) -> dict[str, Any]:
+    """The parts of an environment key, by their names in an environment; empty for text that is no key."""
+    texts = made_in.split("|", 4)
+    return dict(zip(("gpu_name", "sm_count", "driver", "cuda", "toolchain"), texts, strict=True)) if texts[4:] else {}
+
+
+def stale_reason(stored: Environment, current: Environment) -> str:
     """What changed since, for people; empty when nothing did. A part that either side does not know counts as equal."""
     changes = []
     for name, label in _PARTS:

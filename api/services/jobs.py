@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from api.errors import RequestError
-from api.services.freshness import latest_environment, stale_reason
+from api.services.freshness import Today
 from api.services.lookup import found
 from api.services.problems import checked_problem
 from api.services.studies import problem_view
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from api.schemas import JobIn, JobProblem, JobsQuery
-    from db.models import Device, Job
+    from db.models import Job
     from db.queries import FinishedStudy
 
 NEVER = "made in another environment"  # no study has this environment key
@@ -117,14 +117,14 @@ def _with_environments(session: Session, studies: Sequence[NewStudy]) -> Sequenc
     if not any(device.environment for device in devices):
         return studies  # nothing is known of today's environment, so nothing is known to have changed
     done = queries.newest_finished(session, [wanted.study_key for wanted in studies])
-    return [_with_environment(wanted, done.get(wanted.study_key), devices) for wanted in studies]
+    today = Today(devices)
+    return [_with_environment(wanted, done.get(wanted.study_key), today) for wanted in studies]
 
 
-def _with_environment(wanted: NewStudy, done: FinishedStudy | None, devices: Sequence[Device]) -> NewStudy:
+def _with_environment(wanted: NewStudy, done: FinishedStudy | None, today: Today) -> NewStudy:
     if done is None:
         return wanted
-    today = latest_environment(devices, done.device_name or "")
-    changed = stale_reason(done.environment or {}, today)
+    changed = today.stale_reason(done.device_name or "", done.environment or {})
     return replace(wanted, environment_key=NEVER if changed else done.environment_key)
 
 

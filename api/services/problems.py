@@ -15,19 +15,31 @@ if TYPE_CHECKING:
 NOT_A_MULTIPLE = "pad the operands with zeros to the next multiple of 8, tune that shape, and cut the result"
 
 
+def checked_kind(dtype: str, layout: str, prefix: str = "") -> tuple[Dtype, Layout]:
+    """Dtype and layout by any of their names, or ProblemError that says which one there is not."""
+    try:
+        return Dtype.parse(dtype), Layout.parse(layout)
+    except InvalidProblem as error:
+        raise _refused(error, prefix) from error
+
+
 def checked_problem(
     *, m: int, n: int, k: int, dtype: str, layout: str, target: Target, prefix: str = ""
 ) -> GemmProblem:
     """The problem, or ProblemError that says which field breaks which rule, and what to do."""
+    kind, storage = checked_kind(dtype, layout, prefix)
     try:
-        problem = GemmProblem(m=m, n=n, k=k, dtype=Dtype.parse(dtype), layout=Layout.parse(layout))
+        problem = GemmProblem(m=m, n=n, k=k, dtype=kind, layout=storage)
     except InvalidProblem as error:
-        field = error.field or "problem"
-        raise ProblemError(f"{prefix}{field}: {error}", hint="see /openapi.json for types and ranges") from error
-    if reason := problem_violation(problem):
+        raise _refused(error, prefix) from error
+    if reason := problem_violation(problem, target.arch):
         raise ProblemError(f"{prefix}{reason.split(' ', 1)[0]}: {reason}", hint=NOT_A_MULTIPLE)
     _check_memory(problem, target, prefix)
     return problem
+
+
+def _refused(error: InvalidProblem, prefix: str) -> ProblemError:
+    return ProblemError(f"{prefix}{error.field or 'problem'}: {error}", hint="see /openapi.json for types and ranges")
 
 
 def _check_memory(problem: GemmProblem, target: Target, prefix: str) -> None:

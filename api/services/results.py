@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from api.errors import Conflict
 from api.services.lookup import found
 from api.services.studies import problem_view
 from api.services.targets import Targets
 from api.services.vendor import verdict
-from api.views import MeasurementView, ResultList, ResultView
+from api.views import MeasurementView, PinList, ResultList, ResultView, RevisionList
 from db import queries
+from db.errors import NotPublishable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,22 +19,20 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
-    from api.schemas import ResultsQuery
+    from api.schemas import PinIn, ResultsQuery, RevisionsQuery
     from db.models import Measurement, Result
 
 
 def listing(session: Session, query: ResultsQuery) -> ResultList:
     """One page, newest first. Raises UnknownTarget."""
-    arch = device_name = None
-    if query.device is not None:
-        target = Targets(queries.devices(session)).named(query.device)
-        arch, device_name = target.arch.name, target.device
+    arch, device_name = target_filter(query.device, Targets(queries.devices(session)))
     rows = queries.results(
         session,
         arch=arch,
         device_name=device_name,
         study_id=query.study,
         published=query.published,
+        environment=query.environment,
         limit=query.limit + 1,
         after=query.after,
     )
@@ -40,9 +40,40 @@ def listing(session: Session, query: ResultsQuery) -> ResultList:
     return ResultList(items=result_views(session, page), next=page[-1].id if len(rows) > query.limit else None)
 
 
+def target_filter(device: str | None, targets: Targets) -> tuple[str | None, str | None]:
+    """Architecture and device name that a listing is limited to. Raises UnknownTarget."""
+    if device is None:
+        return None, None
+    target = targets.named(device)
+    return target.arch.name, target.device
+
+
 def show(session: Session, result_id: str) -> ResultView:
     """Raises NotFound."""
     return result_views(session, [found_result(session, result_id)])[0]
+
+
+def revisions(session: Session, result_id: str, query: RevisionsQuery) -> RevisionList:
+    """One page of what was published for the problem and device of a result. Raises NotFound."""
+    found_result(session, result_id)
+    rows = queries.revisions(session, result_id, limit=query.limit + 1, below=query.after)
+    page = rows[: query.limit]
+    return RevisionList(items=result_views(session, page), next=page[-1].revision if len(rows) > query.limit else None)
+
+
+def pin(session: Session, body: PinIn) -> ResultView:
+    """Pin a revision, or let it go. Raises NotFound, Conflict for a candidate."""
+    result = found_result(session, body.result, field="result: ")
+    try:
+        return result_views(session, [queries.pin_result(session, result.id, pinned=body.pinned)])[0]
+    except NotPublishable as error:
+        hint = "verified and checked results are published; GET /v1/results?published=true lists them"
+        raise Conflict(f"result: {error}", hint=hint) from error
+
+
+def pins(session: Session) -> PinList:
+    """All pins, by device and problem."""
+    return PinList(items=result_views(session, queries.pinned_results(session)))
 
 
 def found_result(session: Session, result_id: str, *, field: str = "") -> Result:
@@ -66,6 +97,8 @@ def _view(result: Result, samples: Measurement | None, coverage: dict[str, Any] 
         study_id=result.study_id,
         trial_number=result.trial_number,
         revision=result.revision,
+        pinned=result.pinned,
+        current=result.current,
         config=result.config,
         evidence=result.evidence,
         environment=result.environment or None,
@@ -87,6 +120,7 @@ def _view(result: Result, samples: Measurement | None, coverage: dict[str, Any] 
         artifact_sha256=result.artifact_sha256 or None,
         source_hash=result.source_hash or None,
         created_at=result.created_at,
+        published_at=result.published_at,
     )
 
 

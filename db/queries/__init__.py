@@ -6,7 +6,18 @@ opened the session does. Functions that change something need a `write()` sessio
 
 from __future__ import annotations
 
-from db.queries.best import Shape, best_exact, best_exact_many, results_nearby
+from db.queries.best import (
+    Answer,
+    Nearby,
+    Shape,
+    Which,
+    answers_by_id,
+    best_exact,
+    best_exact_many,
+    current_environments,
+    nearby_many,
+    tuned_m,
+)
 from db.queries.devices import add_artifact, artifact, device, devices, known_bad, upsert_device
 from db.queries.exports import claim_next_export, create_export, export, finish_export
 from db.queries.jobs import (
@@ -25,11 +36,14 @@ from db.queries.jobs import (
 from db.queries.results import (
     NewResult,
     add_result,
+    answers_made_in,
+    changed_environments,
+    pin_result,
+    pinned_results,
     publish_result,
     result,
     results,
     results_exact,
-    results_for_nk,
     revisions,
 )
 from db.queries.studies import (
@@ -46,6 +60,7 @@ from db.queries.studies import (
     studies,
     study,
 )
+from db.queries.tokens import create_token, revoke_token, token_by_hash, token_hash, tokens
 from db.queries.trials import (
     NewMeasurement,
     fail_trial,
@@ -59,22 +74,30 @@ from db.queries.trials import (
 )
 
 __all__ = [
+    "Answer",
     "FinishedStudy",
+    "Nearby",
     "NewMeasurement",
     "NewResult",
     "NewStudy",
     "Shape",
+    "Which",
     "add_artifact",
     "add_result",
+    "answers_by_id",
+    "answers_made_in",
     "artifact",
     "best_exact",
     "best_exact_many",
     "cancel_job",
+    "changed_environments",
     "claim_next_export",
     "claim_next_study",
     "coverage_of_studies",
     "create_export",
     "create_job",
+    "create_token",
+    "current_environments",
     "device",
     "devices",
     "export",
@@ -91,7 +114,10 @@ __all__ = [
     "known_bad",
     "measurements_of_results",
     "measurements_of_study",
+    "nearby_many",
     "newest_finished",
+    "pin_result",
+    "pinned_results",
     "publish_result",
     "record_environment",
     "refresh_job_state",
@@ -100,9 +126,8 @@ __all__ = [
     "result",
     "results",
     "results_exact",
-    "results_for_nk",
-    "results_nearby",
     "revisions",
+    "revoke_token",
     "running_studies",
     "save_measurement",
     "save_trial",
@@ -110,7 +135,11 @@ __all__ = [
     "studies_of_job",
     "study",
     "study_summaries",
+    "token_by_hash",
+    "token_hash",
+    "tokens",
     "trial",
     "trials_of_study",
+    "tuned_m",
     "upsert_device",
 ]

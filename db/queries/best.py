@@ -1,35 +1,142 @@
 """What is best for a problem: for exactly this one, for many at once, or tuned near it.
 
-Statements are built once for each choice of filters. Building one costs more than running it: 2.7 ms of CPU time for a
-question against 1.0 ms when kept (one million rows).
+Statements are built once for each choice of filters: building one costs more than running it. Questions are asked for
+many shapes at a time, one GET being a list of one.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from functools import cache
-from itertools import batched
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import Double, Integer, and_, bindparam, func, literal, select, union_all
+from sqlalchemy import JSON, BigInteger, Float, Integer, String, Text, and_, bindparam, case, cast, func, or_, select
+from sqlalchemy import column as any_column
+from sqlalchemy import type_coerce as read_as
 
+from db.database import Database
 from db.models import Result, evidence_level
 from db.queries.results import CHECKED, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sqlalchemy import BindParameter, ColumnElement, Row, Select, Subquery
+    from sqlalchemy import ColumnElement, Select, Subquery
     from sqlalchemy.orm import Session
+
+    Source = Session | Database
 
 Shape = tuple[int, int, int]  # M, N, K
 
-# What an answer to "which config is best" shows of a result.
-ANSWER_COLUMNS = (
-    *(Result.id, Result.m, Result.n, Result.k, Result.dtype, Result.layout, Result.arch, Result.device_name),
-    *(Result.revision, Result.config, Result.evidence, Result.environment, Result.median_us, Result.modeled_us),
-    *(Result.tie_set, Result.ratio, Result.artifact_sha256),
+
+class Answer(NamedTuple):
+    """What an answer to "which config is best" shows of a result, whose columns these are.
+
+    The JSON columns are the text that is stored: answers hand it on, and parsing it is most of what they would cost. A
+    tuple, because reading a member of a row of SQLAlchemy 2.1 takes 4 us, and an answer reads twenty. `pinned` is 0 or
+    1 where SQLite's driver gives it.
+    """
+
+    id: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    layout: str
+    arch: str
+    device_name: str
+    revision: int | None
+    pinned: bool | int
+    evidence_level: int
+    made_in: str
+    median_us: float | None
+    modeled_us: float | None
+    artifact_sha256: str | None
+    config: str
+    evidence: str
+    environment: str
+    tie_set: str
+    ratio: str | None
+
+
+_JSON_COLUMNS = ("config", "evidence", "environment", "tie_set", "ratio")
+_ANSWER_COLUMNS = tuple(
+    cast(getattr(Result, name), Text).label(name) if name in _JSON_COLUMNS else getattr(Result, name)
+    for name in Answer._fields
 )
-SHAPES_A_STATEMENT = 256  # SQLite takes 500 parts of a compound select, and older builds 999 parameters
+_WIDTH = len(Answer._fields)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Which:
+    """Which results may answer.
+
+    dtype, layout, arch: of the problem
+    device_name: exactly this device; None for any of the architecture
+    evidence: least evidence wanted. Published revisions are the answer; only where there is none, and less than
+        `checked` is asked for, the candidate with the most evidence, the newest of these
+    environment: only results of this environment (`made_in` or the whole key), older revisions too; None for any
+    stale: `made_in` of results that are no answer, unless they are pinned
+    """
+
+    dtype: str
+    layout: str
+    arch: str
+    device_name: str | None = None
+    evidence: str = "checked"
+    environment: str | None = None
+    stale: Sequence[str] = ()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Parameters of the statements. Raises ValueError for an unknown word of evidence."""
+        given = {"device_name": self.device_name, "environment": self.environment}
+        asked = {"dtype": self.dtype, "layout": self.layout, "arch": self.arch}
+        asked |= {name: value for name, value in given.items() if value is not None}
+        return asked | {"evidence_level": evidence_level([self.evidence]), "stale": json.dumps(list(self.stale))}
+
+    @property
+    def kind(self) -> _Kind:
+        """What decides the text of a statement."""
+        return _Kind(
+            device=self.device_name is not None,
+            environment=self.environment is not None,
+            candidates=evidence_level([self.evidence]) < CHECKED,
+            stale=bool(self.stale),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    device: bool
+    environment: bool
+    candidates: bool
+    stale: bool
+
+    def conditions(self, dialect: str) -> list[ColumnElement[bool]]:
+        names = ["dtype", "layout", "arch", *(["device_name"] if self.device else [])]
+        found = [getattr(Result, name) == bindparam(name) for name in names]
+        found.append(shown(candidates=self.candidates))
+        if self.environment:
+            asked = bindparam("environment", type_=String())
+            found.append(or_(Result.made_in == asked, Result.environment_key == asked))
+        else:
+            found.append(Result.current.is_(True))
+        if self.stale:
+            found.append(or_(Result.pinned.is_(True), Result.made_in.not_in(_texts(dialect, "stale"))))
+        return found
+
+
+def _texts(dialect: str, name: str) -> Select[str]:
+    """The texts of one parameter, a JSON list: a statement with a parameter for each could not be kept."""
+    asked = bindparam(name, type_=String())
+    if dialect == "postgresql":
+        table = func.json_array_elements_text(cast(asked, JSON)).table_valued("value", name=name)
+    else:
+        table = func.json_each(asked).table_valued("value", name=name)
+    return select(table.c.value)
 
 
 def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say it)
@@ -46,10 +153,9 @@ def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say i
     revision: int | None = None,
     environment_key: str | None = None,
 ) -> Result | None:
-    """The answer for exactly this problem, or None. Called by GET and POST /v1/best.
+    """The whole result that answers exactly this problem, or None. Called by the tuner and for a named revision.
 
-    evidence: least evidence wanted. The newest published revision is the answer; only where there is none, and less
-        than `checked` is asked for, the candidate with the most evidence, the newest of these
+    evidence: as in `Which`
     revision: this published revision and no other
     environment_key: only results made in this environment; None accepts any
     Raises ValueError for an unknown word of evidence.
@@ -67,11 +173,9 @@ def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say i
 def _best_statement(given: frozenset[str], *, candidates: bool) -> Select[Result]:
     fixed = ("m", "n", "k", "dtype", "layout")
     query = select(Result).where(*(getattr(Result, name) == bindparam(name) for name in (*fixed, *sorted(given))))
-    return query.where(shown(candidates=candidates)).order_by(*_best_first()).limit(1)
-
-
-def _best_first() -> tuple[ColumnElement[Any], ...]:
-    return (
+    if not given & {"revision", "environment_key"}:
+        query = query.where(Result.current.is_(True))
+    order = (
         # Portable spelling of "nulls last": SQLite and PostgreSQL place them at opposite ends.
         Result.published_at.is_(None),
         Result.published_at.desc(),
@@ -80,113 +184,155 @@ def _best_first() -> tuple[ColumnElement[Any], ...]:
         Result.created_at.desc(),
         Result.id.asc(),
     )
+    return query.where(shown(candidates=candidates)).order_by(*order).limit(1)
 
 
-def best_exact_many(
-    session: Session,
-    shapes: Collection[Shape],
-    dtype: str,
-    layout: str,
-    *,
-    arch: str | None = None,
-    device_name: str | None = None,
-    evidence: str = "checked",
-) -> dict[Shape, Row[*tuple[Any, ...]]]:
-    """What `best_exact` answers for each (M, N, K), with one statement for hundreds. Called by POST /v1/best.
+def best_exact_many(source: Source, shapes: Collection[Shape], which: Which) -> dict[Shape, Answer]:
+    """The answer for each (M, N, K) that has one, with one statement for all. Called by GET and POST /v1/best.
 
-    The rows have the columns of `ANSWER_COLUMNS`: whole results, of thousands, take twice as long. Shapes without
-    an answer are left out. Raises ValueError for an unknown word of evidence.
+    source: a session, or the database itself where nothing else is asked
+    Raises ValueError for an unknown word of evidence.
     """
-    level = evidence_level([evidence])
-    given = {"arch": arch, "device_name": device_name}
-    given = {name: value for name, value in given.items() if value is not None}
-    statement = _best_many_statement(frozenset(given), candidates=level < CHECKED)
-    found: dict[Shape, Row[*tuple[Any, ...]]] = {}
-    for some in batched(dict.fromkeys(shapes), SHAPES_A_STATEMENT):
-        asked = {"dtype": dtype, "layout": layout, "evidence_level": level, **given, **_shape_values(some)}
-        found |= {(row.m, row.n, row.k): row for row in session.execute(statement, asked)}
+    statement = _best_many_statement(which.kind, _dialect(source))
+    found: dict[Shape, list[Sequence[Any]]] = {}
+    for row in _rows(source, statement, {**which.values, "shapes": _shapes_text(shapes)}):
+        if row[0] is not None:
+            found.setdefault((row[1], row[2], row[3]), []).append(row)
+    chosen = {shape: rows[0] if len(rows) == 1 else _first_of(rows) for shape, rows in found.items()}
+    return {shape: Answer._make(row[:_WIDTH]) for shape, row in chosen.items()}
+
+
+def _rows(source: Source, statement: Select[*tuple[Any, ...]], values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+    """All rows. Past the session's own `execute`: what it does for models takes longer than these statements."""
+    if isinstance(source, Database):
+        return source.rows(statement, values)
+    return source.connection().execute(statement, values).all()
+
+
+def _dialect(source: Source) -> str:
+    return source.dialect_name if isinstance(source, Database) else source.get_bind().dialect.name
+
+
+@cache
+def _best_many_statement(kind: _Kind, dialect: str) -> Select[*tuple[Any, ...]]:
+    """All rows that may answer: with the index over current results, one or two a shape."""
+    asked = _asked_shapes(dialect)
+    same = and_(*(getattr(Result, name) == asked.c[name] for name in "mnk"))
+    # Only compared with one another, so whatever the driver gives will do.
+    order = (read_as(Result.published_at, String).label("published"), read_as(Result.created_at, String).label("made"))
+    return select(*_ANSWER_COLUMNS, *order).select_from(asked).outerjoin(Result, and_(same, *kind.conditions(dialect)))
+
+
+def _first_of(rows: Iterable[Sequence[Any]]) -> Sequence[Any]:
+    """The newest revision; of candidates the one with the most evidence, the newest of these."""
+
+    def order(row: Sequence[Any]) -> tuple[Any, ...]:
+        answer, (published, made) = Answer._make(row[:_WIDTH]), row[_WIDTH:]
+        is_published = answer.revision is not None
+        return is_published, published if is_published else answer.evidence_level, answer.revision or 0, made
+
+    by_id = sorted(rows, key=itemgetter(0))
+    return max(by_id, key=order)
+
+
+def _shapes_text(shapes: Collection[Shape]) -> str:
+    return json.dumps([list(shape) for shape in dict.fromkeys(shapes)], separators=(",", ":"))
+
+
+def _asked_shapes(dialect: str) -> Subquery:
+    """The asked shapes as a table, from one parameter: thousands of parameters take longer than the search itself.
+
+    Joined, because SQLite 3.40 scans the whole index for `(m, n, k) IN (...)`. With an outer join, because that fixes
+    the order: without statistics SQLite takes the results first and goes through the asked shapes for each.
+    """
+    extents: list[ColumnElement[int]]
+    if dialect == "postgresql":
+        table = func.json_array_elements(cast(bindparam("shapes", type_=String()), JSON)).table_valued(
+            any_column("value", JSON), name="asked"
+        )
+        extents = [cast(table.c.value.op("->>")(at), Integer) for at in range(3)]
+    else:
+        table = func.json_each(bindparam("shapes", type_=String())).table_valued("value", name="asked")
+        extents = [func.json_extract(table.c.value, f"$[{at}]", type_=Integer) for at in range(3)]
+    return select(*(extent.label(name) for name, extent in zip("mnk", extents, strict=True))).subquery("shapes")
+
+
+class Nearby(NamedTuple):
+    """A result near an asked shape.
+
+    nearness: product of the three ratios of asked and tuned extents, each at least 1; its logarithm is the distance
+    """
+
+    id: str
+    m: int
+    n: int
+    k: int
+    nearness: float
+
+
+def nearby_many(
+    source: Source, shapes: Collection[Shape], which: Which, *, factor: float, limit: int
+) -> dict[Shape, list[Nearby]]:
+    """Results whose M, N and K all lie within a factor of the asked ones, nearest first. Called by GET /v1/best.
+
+    At most `limit` results a shape, all from the index; `answers_by_id` loads what the caller wants of them. Ties go to
+    revisions, then to more evidence.
+    """
+    statement = _nearby_statement(which.kind, _dialect(source))
+    values = {**which.values, "shapes": _shapes_text(shapes), "factor": factor, "limit": limit}
+    found: dict[Shape, list[Nearby]] = {}
+    for row in _rows(source, statement, values):
+        if row[0] is not None:
+            found.setdefault((row[5], row[6], row[7]), []).append(Nearby._make(row[:5]))
     return found
 
 
-def _asked_shapes() -> Subquery:
-    """A table of the asked shapes, of fixed length.
-
-    Joined, because SQLite 3.40 scans the whole index for `(m, n, k) IN (...)`, and looks up each row of a join.
-    """
-    numbers = range(SHAPES_A_STATEMENT)
-    one = (select(*(bindparam(f"{name}{at}", type_=Integer()).label(name) for name in "mnk")) for at in numbers)
-    return union_all(*one).subquery()
-
-
-def _shape_values(shapes: Sequence[Shape]) -> dict[str, int]:
-    """Parameters of `_asked_shapes`; the last shape fills the table."""
-    filled = [*shapes, *[shapes[-1]] * (SHAPES_A_STATEMENT - len(shapes))]
-    return {f"{name}{at}": extent for at, one in enumerate(filled) for name, extent in zip("mnk", one, strict=True)}
-
-
 @cache
-def _best_many_statement(given: frozenset[str], *, candidates: bool) -> Select[*tuple[Any, ...]]:
-    """Ids first: only the rows returned are fetched."""
-    place = func.row_number().over(partition_by=(Result.m, Result.n, Result.k), order_by=_best_first())
-    shapes = _asked_shapes()
-    same = and_(*(getattr(Result, name) == shapes.c[name] for name in "mnk"))
+def _nearby_statement(kind: _Kind, dialect: str) -> Select[*tuple[Any, ...]]:
+    asked, factor = _asked_shapes(dialect), bindparam("factor", type_=Float())
+    near: list[ColumnElement[bool]] = []
+    nearness: ColumnElement[Any] | None = None
+    for name in "nkm":
+        column, wanted = getattr(Result, name), cast(asked.c[name], Float)
+        # Whole limits, one wider than they must be: PostgreSQL uses no index for an integer beside a fraction.
+        near += [column >= cast(wanted / factor, BigInteger) - 1, column <= cast(wanted * factor, BigInteger) + 1]
+        ratio = case((column >= asked.c[name], column / wanted), else_=wanted / column)
+        near.append(ratio <= factor)
+        nearness = ratio if nearness is None else nearness * ratio
+    assert nearness is not None
+    order = (nearness, Result.revision.is_(None), Result.evidence_level.desc(), Result.m, Result.n, Result.id)
+    place = func.row_number().over(partition_by=(asked.c.m, asked.c.n, asked.c.k), order_by=order)
+    names = (asked.c[name].label(f"asked_{name}") for name in "mnk")
     ranked = (
-        select(Result.id, place.label("place"))
-        .join(shapes, same)
-        .where(*(getattr(Result, name) == bindparam(name) for name in ("dtype", "layout", *sorted(given))))
-        .where(shown(candidates=candidates))
+        select(Result.id, Result.m, Result.n, Result.k, nearness.label("nearness"), *names, place.label("place"))
+        .select_from(asked)
+        .outerjoin(Result, and_(*near, *kind.conditions(dialect)))
+        .subquery("ranked")
     )
-    best = ranked.subquery()
-    return select(*ANSWER_COLUMNS).join(best, Result.id == best.c.id).where(best.c.place == 1)
+    return select(ranked).where(ranked.c.place <= bindparam("limit")).order_by(ranked.c.place)
 
 
-def results_nearby(
-    session: Session,
-    n: int,
-    k: int,
-    dtype: str,
-    layout: str,
-    *,
-    arch: str | None = None,
-    device_name: str | None = None,
-    m: int | None = None,
-    evidence: str = "checked",
-    factor: float = 2.0,
-    limit: int = 32,
-) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Results of shapes whose N and K lie within a factor, roughly nearest first. Called by GET /v1/best.
+def answers_by_id(session: Session, ids: Collection[str]) -> Mapping[str, Answer]:
+    """Results as answers, by id. Called for nearby results."""
+    rows = _rows(session, _BY_ID, {"ids": list(ids)}) if ids else ()
+    return {row[0]: Answer._make(row) for row in rows}
 
-    Rows with id, m, n, k, revision and evidence_level, all from the index. The caller computes the exact distance,
-    loads what it wants, and checks that the config is legal for the asked shape. Of each problem and device only the
-    current revision is looked at, or the current candidates where `evidence` asks for less.
 
-    m: where given, M must lie within the factor too
-    factor: N and K between a `factor`-th and `factor` times the asked one; at least 1
-    limit: most results returned
-    """
-    level = evidence_level([evidence])
-    asked = {"n": n, "k": k} if m is None else {"n": n, "k": k, "m": m}
-    given = {"dtype": dtype, "layout": layout, "arch": arch, "device_name": device_name}
-    given = {name: value for name, value in given.items() if value is not None}
-    values: dict[str, Any] = {**given, "evidence_level": level, "limit": limit}
-    for name, extent in asked.items():
-        values |= {name: float(extent), f"{name}_low": int(extent / factor), f"{name}_high": int(extent * factor)}
-    statement = _nearby_statement(tuple(asked), frozenset(given), candidates=level < CHECKED)
-    return session.execute(statement, values).all()
+_BY_ID = select(*_ANSWER_COLUMNS).where(Result.id.in_(bindparam("ids", expanding=True)))
+
+
+def current_environments(session: Session) -> Sequence[str]:
+    """`made_in` of all results that may be answers, each once. Called when results or devices changed."""
+    return session.scalars(select(Result.made_in).where(Result.current.is_(True)).distinct()).all()
+
+
+def tuned_m(source: Source, n: int, k: int, which: Which) -> Sequence[int]:
+    """Every M that has an answer with exactly these N and K, in order. Called by GET /v1/dispatch."""
+    statement = _tuned_m_statement(which.kind, _dialect(source))
+    return [row[0] for row in _rows(source, statement, {**which.values, "n": n, "k": k})]
 
 
 @cache
-def _nearby_statement(extents: tuple[str, ...], given: frozenset[str], *, candidates: bool) -> Select[*tuple[Any, ...]]:
-    nearness: ColumnElement[Any] = literal(0.0)
-    where: list[ColumnElement[bool]] = [Result.current.is_(True), shown(candidates=candidates)]
-    where += [getattr(Result, name) == bindparam(name) for name in sorted(given)]
-    for name in extents:
-        column = getattr(Result, name)
-        where += [column >= bindparam(f"{name}_low"), column <= bindparam(f"{name}_high")]
-        # SQLite may lack log(), so rank by x/asked + asked/x: the least at x = asked, equal for x and asked^2/x as the
-        # logarithmic distance is, and near to its square.
-        asked: BindParameter[float] = bindparam(name, type_=Double())
-        nearness += column / asked + asked / column
-    # The index holds all of these columns: of a wide range no row is fetched.
-    columns = (Result.id, Result.m, Result.n, Result.k, Result.revision, Result.evidence_level)
-    return select(*columns).where(*where).order_by(nearness, Result.m, Result.id).limit(bindparam("limit"))
+def _tuned_m_statement(kind: _Kind, dialect: str) -> Select[*tuple[Any, ...]]:
+    family = (Result.n == bindparam("n"), Result.k == bindparam("k"))
+    return select(Result.m).where(*family, *kind.conditions(dialect)).distinct().order_by(Result.m)

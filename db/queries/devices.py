@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from db.database import ANSWERS, note_change
 from db.models import Artifact, Device, DeviceState, Study, Trial, utc_now
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def upsert_device(
     environment: where None, the stored one stays
     """
     found = session.get(Device, uuid)
+    before = None if found is None else _what_answers_depend_on(found)
     if found is None:
         found = Device(uuid=uuid, environment={})
         session.add(found)
@@ -45,8 +47,16 @@ def upsert_device(
     found.last_seen_at = utc_now()
     if environment is not None:
         found.environment = environment
+    if _what_answers_depend_on(found) != before:
+        note_change(session, ANSWERS)
     session.flush()
     return found
+
+
+def _what_answers_depend_on(device: Device) -> tuple[Any, ...]:
+    """A heartbeat that brings a new temperature must not make readers forget what they know."""
+    parts = (device.environment.get(name) for name in ("sm_count", "driver", "cuda", "toolchain"))
+    return (device.name, device.arch, device.sm_count, device.state == DeviceState.OFFLINE, *parts)
 
 
 def devices(session: Session) -> Sequence[Device]:

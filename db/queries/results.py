@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, bindparam, func, or_, select, update
+from sqlalchemy.orm import aliased
 
-from db.database import hold
+from db.database import ANSWERS, hold, note_change
 from db.errors import NotPublishable
 from db.models import EVIDENCE_ORDER, Result, evidence_level, utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from datetime import datetime
 
-    from sqlalchemy import ColumnElement, Select
+    from sqlalchemy import ColumnElement, Row, Select
     from sqlalchemy.orm import Session
 
 CHECKED = EVIDENCE_ORDER.index("checked")
@@ -62,6 +63,7 @@ def add_result(session: Session, new: NewResult) -> Result:
     ValueError for an unknown word of evidence.
     """
     level = evidence_level(new.evidence)
+    note_change(session, ANSWERS)
     stored = Result(
         m=new.m,
         n=new.n,
@@ -77,6 +79,7 @@ def add_result(session: Session, new: NewResult) -> Result:
         evidence_level=level,
         environment=new.environment,
         environment_key=new.environment_key,
+        made_in=made_in(new.environment_key, new.source_hash),
         median_us=new.median_us,
         modeled_us=new.modeled_us,
         interval_us=None if new.interval_us is None else list(new.interval_us),
@@ -100,11 +103,17 @@ def add_result(session: Session, new: NewResult) -> Result:
     return stored
 
 
+def made_in(environment_key: str, source_hash: str | None) -> str:
+    """The environment key without the source hash at its end."""
+    return environment_key.removesuffix(f"|{source_hash}") if source_hash else environment_key
+
+
 def publish_result(session: Session, result_id: str) -> Result:
     """Give a candidate the next revision number of its problem and device. Called by the tuner after the last check.
 
-    From the commit on it is what readers get; until then they keep the revision before. A result that has a revision
-    is returned as it stands. Raises KeyError if unknown, NotPublishable without `numeric` and `checked` evidence.
+    From the commit on it is what readers get, unless another revision is pinned; until then they keep the revision
+    before. A result that has a revision is returned as it stands. Raises KeyError if unknown, NotPublishable without
+    `numeric` and `checked` evidence.
     """
     found = session.get(Result, result_id)
     if found is None:
@@ -121,20 +130,58 @@ def publish_result(session: Session, result_id: str) -> Result:
         )
     place = _same_place(found)
     last = session.scalar(select(func.max(Result.revision)).where(place)) or 0
-    _retire(session, place, Result.revision.is_not(None))
+    pinned = session.scalar(select(Result.id).where(place, Result.pinned.is_(True)).limit(1))
+    if pinned is None:
+        _retire(session, place, Result.revision.is_not(None))
     found.revision = last + 1
-    found.current = True
+    found.current = pinned is None
     found.published_at = utc_now()
+    note_change(session, ANSWERS)
     session.flush()
     return found
 
 
+def pin_result(session: Session, result_id: str, *, pinned: bool) -> Result:
+    """Let a revision stay the answer for its problem and device, or give the newest one back its place.
+
+    Called by PUT /v1/pins. A pin takes the place of an earlier one; taking a pin from a result that has none changes
+    nothing. Raises KeyError if unknown, NotPublishable for a candidate.
+    """
+    found = session.get(Result, result_id)
+    if found is None:
+        raise KeyError(result_id)
+    _hold(session, found)
+    session.refresh(found)
+    if found.revision is None:
+        raise NotPublishable(f"result {result_id} is a candidate: only a published revision can be pinned")
+    if found.pinned == pinned:
+        return found
+    place = _same_place(found)
+    session.execute(update(Result).where(place, Result.pinned.is_(True)).values(pinned=False))
+    _retire(session, place, Result.revision.is_not(None))
+    newest = select(Result).where(place, Result.revision.is_not(None)).order_by(Result.revision.desc()).limit(1)
+    answer = found if pinned else session.scalars(newest).one()
+    found.pinned = pinned
+    answer.current = True
+    note_change(session, ANSWERS)
+    session.flush()
+    session.refresh(found)
+    return found
+
+
+def pinned_results(session: Session) -> Sequence[Result]:
+    """Every pinned revision, by problem and device. Called by GET /v1/pins."""
+    query = select(Result).where(Result.current.is_(True), Result.pinned.is_(True))
+    order = (Result.arch, Result.device_name, Result.dtype, Result.m, Result.n, Result.k)
+    return session.scalars(query.order_by(*order)).all()
+
+
+# What one row of revisions is about.
+_PLACE = ("m", "n", "k", "dtype", "layout", "arch", "device_name")
+
+
 def _same_place(one: Result) -> ColumnElement[bool]:
-    return and_(
-        *_problem(one.m, one.n, one.k, one.dtype, one.layout),
-        Result.arch == one.arch,
-        Result.device_name == one.device_name,
-    )
+    return and_(*(getattr(Result, name) == getattr(one, name) for name in _PLACE))
 
 
 def _hold(session: Session, one: Result) -> None:
@@ -180,37 +227,6 @@ def results_exact(  # noqa: PLR0917  (as best_exact)
     return session.scalars(query.order_by(Result.created_at.desc(), Result.id).limit(limit)).all()
 
 
-def results_for_nk(
-    session: Session,
-    n: int,
-    k: int,
-    dtype: str,
-    layout: str,
-    *,
-    arch: str | None = None,
-    device_name: str | None = None,
-    evidence: str = "checked",
-    limit: int = 4096,
-) -> Sequence[Result]:
-    """Current results of fixed N and K, by M. Called by GET /v1/dispatch.
-
-    Where `evidence` lets candidates in, an M may appear several times: revisions first, then by evidence.
-    """
-    level = evidence_level([evidence])
-    query = _on(select(Result), arch, device_name).where(
-        Result.current.is_(True),
-        Result.dtype == dtype,
-        Result.layout == layout,
-        Result.n == n,
-        Result.k == k,
-        shown(candidates=level < CHECKED),
-    )
-    ordered = query.order_by(
-        Result.m, Result.revision.is_(None), Result.evidence_level.desc(), Result.created_at.desc(), Result.id
-    )
-    return session.scalars(ordered.limit(limit), {"evidence_level": level}).all()
-
-
 def results(
     session: Session,
     *,
@@ -218,12 +234,14 @@ def results(
     device_name: str | None = None,
     study_id: str | None = None,
     published: bool | None = None,
+    environment: str | None = None,
     limit: int = 50,
     after: str | None = None,
 ) -> Sequence[Result]:
     """A page of results, newest first. Called by GET /v1/results and by `results export`.
 
     published: only revisions, or only candidates; None for both
+    environment: only of this environment, as `environment_key` or `made_in` gives it
     after: id of the last result of the page before; an unknown id gives an empty page
     """
     query = _on(select(Result).order_by(Result.created_at.desc(), Result.id.desc()).limit(limit), arch, device_name)
@@ -231,6 +249,8 @@ def results(
         query = query.where(Result.study_id == study_id)
     if published is not None:
         query = query.where(Result.revision.is_not(None) if published else Result.revision.is_(None))
+    if environment is not None:
+        query = query.where(or_(Result.environment_key == environment, Result.made_in == environment))
     if after is not None:
         last = session.get(Result, after)
         if last is None:
@@ -249,13 +269,67 @@ def result(session: Session, result_id: str) -> Result | None:
     return session.get(Result, result_id)
 
 
-def revisions(session: Session, result_id: str) -> Sequence[Result]:
+def revisions(
+    session: Session, result_id: str, *, limit: int | None = None, below: int | None = None
+) -> Sequence[Result]:
     """Published revisions of the problem and device of a result, newest first; empty for an unknown id.
 
     Called by GET /v1/results/{id}/revisions.
+    below: number of the last revision of the page before
     """
     found = session.get(Result, result_id)
     if found is None:
         return []
     query = select(Result).where(_same_place(found), Result.revision.is_not(None))
-    return session.scalars(query.order_by(Result.revision.desc())).all()
+    if below is not None:
+        query = query.where(Result.revision < below)
+    return session.scalars(query.order_by(Result.revision.desc()).limit(limit)).all()
+
+
+def changed_environments(
+    session: Session,
+    *,
+    arch: str | None = None,
+    device_name: str | None = None,
+    limit: int = 50,
+    after: str | None = None,
+) -> Sequence[tuple[Result, Result]]:
+    """Revisions that are answers, each with the newest one before it that was made in another environment.
+
+    Those without one before are left out. By id of the answer. Called by GET /v1/regressions.
+    after: id of the last answer of the page before
+    """
+    answer, before = aliased(Result), aliased(Result)
+    same = and_(*(getattr(before, name) == getattr(answer, name) for name in _PLACE))
+    earlier = (
+        select(func.max(before.revision))
+        .where(same, before.revision < answer.revision, before.made_in != answer.made_in)
+        .correlate(answer)
+        .scalar_subquery()
+    )
+    query = select(answer, before).join(before, and_(same, before.revision == earlier))
+    query = query.where(answer.current.is_(True), answer.revision.is_not(None))
+    if arch is not None:
+        query = query.where(answer.arch == arch)
+    if device_name is not None:
+        query = query.where(answer.device_name == device_name)
+    if after is not None:
+        query = query.where(answer.id > after)
+    return [(new, old) for new, old in session.execute(query.order_by(answer.id).limit(limit))]
+
+
+def answers_made_in(
+    session: Session, environments: Collection[str], *, arch: str | None = None, device_name: str | None = None
+) -> Sequence[Row[int, int, int, str, str, str]]:
+    """Problem and device of the revisions that are answers and were made in one of these environments (`made_in`).
+
+    Rows with m, n, k, dtype, layout and device_name, from the index. Called by GET /v1/regressions.
+    """
+    columns = (Result.m, Result.n, Result.k, Result.dtype, Result.layout, Result.device_name)
+    query = select(*columns).where(Result.current.is_(True), Result.revision.is_not(None))
+    query = query.where(Result.made_in.in_(list(environments)))
+    if arch is not None:
+        query = query.where(Result.arch == arch)
+    if device_name is not None:
+        query = query.where(Result.device_name == device_name)
+    return session.execute(query.order_by(Result.device_name, Result.dtype, Result.n, Result.k, Result.m)).all()

@@ -9,7 +9,9 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <mutex>
 #include <string>
 
@@ -35,6 +37,8 @@ struct Driver {
   decltype(&cuLibraryGetKernel) library_kernel;
   decltype(&cuKernelSetAttribute) kernel_attribute;
   decltype(&cuTensorMapEncodeTiled) encode_tiled;
+  decltype(&cuOccupancyMaxActiveClusters) active_clusters;
+  decltype(&cuMemsetD2D8Async) memset_rows;
   decltype(&cuLaunchKernelEx) launch;
 };
 
@@ -65,6 +69,8 @@ Driver LoadDriver() {
   Resolve(library, "cuLibraryGetKernel", &d.library_kernel);
   Resolve(library, "cuKernelSetAttribute", &d.kernel_attribute);
   Resolve(library, "cuTensorMapEncodeTiled", &d.encode_tiled);
+  Resolve(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
+  Resolve(library, "cuMemsetD2D8Async", &d.memset_rows);
   Resolve(library, "cuLaunchKernelEx", &d.launch);
   return d;
 }
@@ -85,13 +91,38 @@ void Check(CUresult result, const char* action) {
 
 // ------------------------------------------------------------------------------------------------ arguments
 
+constexpr int64_t kElementBytes = 2;
+constexpr int64_t kAlignment = 16;  // bytes: of the start of an operand and of the distance of its rows
+constexpr std::array<const char*, 3> kNames = {"A", "B", "D"};
+
 std::string ShapeText(const TensorView& tensor) {
   std::string text = "(";
   for (int i = 0; i < tensor.ndim(); ++i) text += (i ? ", " : "") + std::to_string(tensor.size(i));
   return text + ")";
 }
 
-void CheckOperand(const char* name, const TensorView& tensor, int64_t rows, int64_t cols) {
+// What one call multiplies. Every extent is that of the module or zero.
+struct Extents {
+  int64_t m, n, k;
+};
+
+Extents ExtentsOf(const TensorView& a, const TensorView& b) {
+  const auto or_zero = [](const TensorView& tensor, int axis, int64_t whole) {
+    return axis < tensor.ndim() && tensor.size(axis) == 0 ? 0 : whole;
+  };
+  const GemmPayload& p = gemm_payload;
+  return {or_zero(a, 0, p.m), or_zero(b, 0, p.n), or_zero(a, 1, p.k)};
+}
+
+char* Address(const TensorView& tensor) { return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset(); }
+
+// Distance of two rows in bytes. A stride of an extent of one never takes part in an address: anything may stand there.
+int64_t RowBytes(const TensorView& tensor) {
+  return kElementBytes * (tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1));
+}
+
+void CheckOperand(int operand, const TensorView& tensor, int64_t rows, int64_t cols) {
+  const char* name = kNames[static_cast<size_t>(operand)];
   const DLDataType dtype = tensor.dtype();
   const int code = gemm_payload.is_bfloat16 ? kDLBfloat : kDLFloat;
   if (dtype.code != code || dtype.bits != 16 || dtype.lanes != 1) {
@@ -103,19 +134,18 @@ void CheckOperand(const char* name, const TensorView& tensor, int64_t rows, int6
   if (tensor.ndim() != 2 || tensor.size(0) != rows || tensor.size(1) != cols) {
     TVM_FFI_THROW(ValueError) << name << " must have shape (" << rows << ", " << cols << "), got " << ShapeText(tensor);
   }
-  // A stride of an extent of one never takes part in an address; frameworks report anything there.
-  const bool inner = cols == 1 || tensor.stride(1) == 1;
-  const bool outer = rows == 1 || tensor.stride(0) == cols;
-  if (!inner || !outer) {
-    TVM_FFI_THROW(ValueError) << name << " must be contiguous (row-major), got strides (" << tensor.stride(0) << ", "
-                              << tensor.stride(1) << ")";
+  if (rows == 0 || cols == 0) return;
+  const bool whole_rows = cols == 1 || tensor.stride(1) == 1;
+  const bool close = RowBytes(tensor) == kElementBytes * cols;
+  const bool apart = RowBytes(tensor) > kElementBytes * cols && RowBytes(tensor) % kAlignment == 0;
+  if (!whole_rows || !(close || (apart && !gemm_payload.contiguous[operand]))) {
+    TVM_FFI_THROW(ValueError) << name << " must be row-major and "
+                              << (gemm_payload.contiguous[operand]
+                                      ? "contiguous"
+                                      : "contiguous or with rows a multiple of 16 bytes apart (8 elements)")
+                              << ", got strides (" << tensor.stride(0) << ", " << tensor.stride(1) << ")";
   }
-}
-
-char* Address(const TensorView& tensor) { return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset(); }
-
-void CheckAligned(const char* name, const TensorView& tensor) {
-  if (reinterpret_cast<uintptr_t>(Address(tensor)) % 16 != 0) {
+  if (reinterpret_cast<uintptr_t>(Address(tensor)) % kAlignment != 0) {
     TVM_FFI_THROW(ValueError) << name << " must start at a 16-byte aligned address";
   }
 }
@@ -142,6 +172,47 @@ CUkernel kernel() {
   return instance;
 }
 
+unsigned ClusterSize() {
+  const GemmPayload& p = gemm_payload;
+  return p.cluster[0] * p.cluster[1] * p.cluster[2];
+}
+
+// What every launch needs; the attribute lives as long as the caller keeps it.
+CUlaunchConfig LaunchConfig(CUlaunchAttribute* cluster) {
+  const GemmPayload& p = gemm_payload;
+  *cluster = CUlaunchAttribute{};
+  cluster->id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  cluster->value.clusterDim.x = p.cluster[0];
+  cluster->value.clusterDim.y = p.cluster[1];
+  cluster->value.clusterDim.z = p.cluster[2];
+  CUlaunchConfig config{};
+  config.gridDimX = p.grid;
+  config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = p.threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = p.smem_bytes;
+  config.attrs = cluster;
+  config.numAttrs = ClusterSize() > 1 ? 1 : 0;
+  return config;
+}
+
+// CTAs of a cluster wait for one another, so a device that cannot hold them at once is refused here and not by a hang.
+void RequireCluster(int ordinal, CUdevice device) {
+  constexpr unsigned kPortableSize = 8;
+  if (ClusterSize() > kPortableSize) {
+    Check(driver().kernel_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel(), device),
+          "allowing a cluster of more than 8 CTAs");
+  }
+  CUlaunchAttribute cluster;
+  const CUlaunchConfig config = LaunchConfig(&cluster);
+  int clusters = 0;
+  Check(driver().active_clusters(&clusters, reinterpret_cast<CUfunction>(kernel()), &config), "counting clusters");
+  if (clusters < 1) {
+    TVM_FFI_THROW(RuntimeError) << "device " << ordinal << " cannot hold a cluster of " << ClusterSize() << " CTAs with "
+                                << gemm_payload.smem_bytes << " bytes of shared memory each at once";
+  }
+}
+
 void PrepareDevice(int ordinal, DeviceState* state) {
   Check(driver().init(0), "initialising the driver");
   CUdevice device;
@@ -157,10 +228,13 @@ void PrepareDevice(int ordinal, DeviceState* state) {
   CUcontext context;
   Check(driver().primary_context_retain(&context, device), "opening the device");
   Check(driver().context_push(context), "entering the device's context");
-  const CUresult result = driver().kernel_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                    static_cast<int>(gemm_payload.smem_bytes), kernel(), device);
-  driver().context_pop(nullptr);
-  Check(result, "reserving shared memory");
+  struct Leave {
+    ~Leave() { driver().context_pop(nullptr); }
+  } leave;
+  Check(driver().kernel_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                  static_cast<int>(gemm_payload.smem_bytes), kernel(), device),
+        "reserving shared memory");
+  if (ClusterSize() > 1) RequireCluster(ordinal, device);
   state->context = context;
 }
 
@@ -197,9 +271,12 @@ class ContextGuard {
 
 // ------------------------------------------------------------------------------------------------ launch
 
-void Encode(const GemmParameter& plan, char* address, CUtensorMap* map) {
+void Encode(const GemmParameter& plan, char* address, int64_t row_bytes, CUtensorMap* map) {
+  std::array<uint64_t, GEMM_MAX_RANK> strides;
+  std::copy(std::begin(plan.strides), std::end(plan.strides), strides.begin());
+  if (row_bytes != 0) strides[0] = static_cast<uint64_t>(row_bytes);
   Check(driver().encode_tiled(map, static_cast<CUtensorMapDataType>(plan.data_type), plan.rank, address, plan.extents,
-                              plan.strides, plan.box, plan.element_strides,
+                              strides.data(), plan.box, plan.element_strides,
                               static_cast<CUtensorMapInterleave>(plan.interleave),
                               static_cast<CUtensorMapSwizzle>(plan.swizzle),
                               static_cast<CUtensorMapL2promotion>(plan.l2_promotion),
@@ -207,49 +284,55 @@ void Encode(const GemmParameter& plan, char* address, CUtensorMap* map) {
         "describing an operand to the copy engine");
 }
 
-void Gemm(TensorView a, TensorView b, TensorView d) {
+void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
   const GemmPayload& p = gemm_payload;
-  CheckOperand("A", a, p.m, p.k);
-  CheckOperand("B", b, p.n, p.k);
-  CheckOperand("D", d, p.m, p.n);
+  std::array<char*, 3> addresses;
+  alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
+  std::array<void*, GEMM_MAX_PARAMETERS> arguments;
+  for (size_t i = 0; i < operands.size(); ++i) addresses[i] = Address(operands[i]);
+  for (size_t i = 0; i < static_cast<size_t>(p.parameter_count); ++i) {
+    const GemmParameter& parameter = p.parameters[i];
+    const auto operand = static_cast<size_t>(parameter.operand);
+    if (parameter.kind == GEMM_TENSOR_MAP) {
+      const TensorView& tensor = operands[operand];
+      const bool own_stride = !p.contiguous[operand] && tensor.size(0) > 1;
+      Encode(parameter, addresses[operand], own_stride ? RowBytes(tensor) : 0, &maps[i]);
+      arguments[i] = &maps[i];
+    } else {
+      arguments[i] = &addresses[operand];
+    }
+  }
+  CUlaunchAttribute cluster;
+  CUlaunchConfig config = LaunchConfig(&cluster);
+  config.hStream = stream;
+  Check(driver().launch(&config, reinterpret_cast<CUfunction>(kernel()), arguments.data(), nullptr), "launching the kernel");
+}
+
+// A product of no terms is zero.
+void Clear(const TensorView& d, CUstream stream) {
+  const auto width = static_cast<size_t>(kElementBytes * d.size(1));
+  Check(driver().memset_rows(reinterpret_cast<CUdeviceptr>(Address(d)), static_cast<size_t>(RowBytes(d)), 0, width,
+                             static_cast<size_t>(d.size(0)), stream),
+        "clearing D");
+}
+
+void Gemm(TensorView a, TensorView b, TensorView d) {
+  const Extents extents = ExtentsOf(a, b);
+  CheckOperand(GEMM_A, a, extents.m, extents.k);
+  CheckOperand(GEMM_B, b, extents.n, extents.k);
+  CheckOperand(GEMM_D, d, extents.m, extents.n);
   const int ordinal = a.device().device_id;
   if (b.device().device_id != ordinal || d.device().device_id != ordinal) {
     TVM_FFI_THROW(ValueError) << "A, B and D must be on one device";
   }
-  CheckAligned("A", a);
-  CheckAligned("B", b);
-  CheckAligned("D", d);
-
+  if (extents.m == 0 || extents.n == 0) return;
   ContextGuard guard(ContextOf(ordinal));
-  std::array<char*, 3> addresses = {Address(a), Address(b), Address(d)};
-  alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
-  std::array<void*, GEMM_MAX_PARAMETERS> arguments;
-  for (int i = 0; i < p.parameter_count; ++i) {
-    const GemmParameter& parameter = p.parameters[i];
-    char*& address = addresses[static_cast<size_t>(parameter.operand)];
-    if (parameter.kind == GEMM_TENSOR_MAP) {
-      Encode(parameter, address, &maps[static_cast<size_t>(i)]);
-      arguments[static_cast<size_t>(i)] = &maps[static_cast<size_t>(i)];
-    } else {
-      arguments[static_cast<size_t>(i)] = &address;
-    }
+  const auto stream = static_cast<CUstream>(TVMFFIEnvGetStream(kDLCUDA, ordinal));
+  if (extents.k == 0) {
+    Clear(d, stream);
+  } else {
+    Launch({a, b, d}, stream);
   }
-
-  CUlaunchAttribute cluster{};
-  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = p.cluster[0];
-  cluster.value.clusterDim.y = p.cluster[1];
-  cluster.value.clusterDim.z = p.cluster[2];
-  CUlaunchConfig config{};
-  config.gridDimX = p.grid;
-  config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = p.threads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = p.smem_bytes;
-  config.hStream = static_cast<CUstream>(TVMFFIEnvGetStream(kDLCUDA, ordinal));
-  config.attrs = &cluster;
-  config.numAttrs = p.cluster[0] * p.cluster[1] * p.cluster[2] > 1 ? 1 : 0;
-  Check(driver().launch(&config, reinterpret_cast<CUfunction>(kernel()), arguments.data(), nullptr), "launching the kernel");
 }
 
 tvm::ffi::String Describe() { return tvm::ffi::String(gemm_payload.description); }

@@ -43,6 +43,7 @@ struct GemmPayload {
   uint32_t threads;
   uint32_t cluster[3];
   uint32_t smem_bytes;
+  int32_t contiguous[3];  // whether A, B, D must be: the kernel knows their row stride
   int32_t parameter_count;
   struct GemmParameter parameters[GEMM_MAX_PARAMETERS];
 };

@@ -15,13 +15,17 @@ from api.app import create_app
 from api.settings import ApiSettings
 from db import queries
 from db.database import Database
+from db.models import new_id
 from db.queries import NewResult
+from tests.conftest import BACKENDS
+from tuner.records import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from db.models import Result, Study
+    from tests.postgres import PostgresServer
 
 H200_ENVIRONMENT = {
     "gpu_name": "NVIDIA H200",
@@ -66,12 +70,15 @@ class Service:
                 queries.publish_result(session, result.id)
             return result.id
 
-    def add_device(self, environment: dict[str, Any] | None = None) -> None:
+    def add_device(
+        self, environment: dict[str, Any] | None = None, *, uuid: str = "GPU-1", state: str = "READY"
+    ) -> None:
         """Announce an H200."""
         with self.db.write() as session:
             queries.upsert_device(
                 session,
-                uuid="GPU-1",
+                uuid=uuid,
+                state=state,
                 name="NVIDIA H200",
                 arch="sm_90a",
                 sm_count=132,
@@ -133,12 +140,19 @@ def new_result(**changes: Any) -> NewResult:
         "config": SM90_CONFIG,
         "evidence": EVERYTHING,
         "environment": H200_ENVIRONMENT,
-        "environment_key": "NVIDIA H200|132|580|13.0|nvcc 13.0.88|abc",
         "median_us": 175.6,
         "ratio": {"cublaslt_best": 1.01},
         "artifact_sha256": "a" * 64,
+        "source_hash": "b" * 64,
     }
-    return NewResult(**(fields | changes))
+    fields |= changes
+    return NewResult(**{"environment_key": environment_key(fields), **fields})
+
+
+def environment_key(fields: dict[str, Any]) -> str:
+    """The key that the tuner gives the result."""
+    known = {"gpu_name": fields["device_name"], "arch": fields["arch"], "sm_count": 0} | fields["environment"]
+    return Environment.from_dict(known).key(fields["source_hash"])
 
 
 @pytest.fixture(scope="session")
@@ -178,14 +192,24 @@ def http(running: tuple[Any, str]) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, blank_database: Path, tmp_path: Path) -> Iterator[str]:
+    """An empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{shutil.copy(blank_database, tmp_path / 'tuner.db')}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = f"api_{new_id()[:12]}"
+    yield server.create(name, template=request.getfixturevalue("postgres_template"))
+    server.drop(name)
+
+
 @pytest.fixture
-def service(running: tuple[Any, str], http: httpx.Client, blank_database: Path, tmp_path: Path) -> Iterator[Service]:
+def service(running: tuple[Any, str], http: httpx.Client, database_url: str, tmp_path: Path) -> Iterator[Service]:
     """The running server with an empty database and empty folders."""
     app, url = running
-    path = tmp_path / "tuner.db"
-    shutil.copy(blank_database, path)
     settings = ApiSettings(
-        database_url=f"sqlite:///{path}",
+        database_url=database_url,
         exports_dir=tmp_path / "exports",
         artifacts_dir=tmp_path / "artifacts",
         events_poll_s=0.02,

@@ -31,7 +31,7 @@ BAD_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"dtype": "\ud800"}, "RequestError", "problems[0].dtype: must be valid Unicode text"),
     ({"layout": "TN"}, "ProblemError", "problems[0].layout: unsupported layout 'TN'"),
     ({"k": 100}, "ProblemError", "problems[0].k: k = 100 is not a multiple of 8"),
-    ({"n": 4100}, "ProblemError", "problems[0].n: n = 4100 is not a multiple of 8"),
+    ({"n": 4100, "arch": "sm_100a"}, "ProblemError", "problems[0].n: n = 4100 is not a multiple of 8"),
     ({"m": 2_000_000_000}, "ProblemError", "problems[0].m: 2000000000x4096x4096 needs 32768033554432 bytes"),
     ({"arch": "sm_80"}, "UnknownTarget", "problems[0].arch: unknown arch 'sm_80'"),
     ({"device": "V100"}, "UnknownTarget", "problems[0].device: unknown device or architecture 'V100'"),

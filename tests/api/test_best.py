@@ -214,8 +214,9 @@ def test_stale_says_what_changed_on_the_device_since(service: Service, today: di
     """C3: only what the environment key holds counts, and what is not known is not held against the result."""
     service.add_result()
     service.add_device(H200_ENVIRONMENT | today)
-    answer = best(service)
+    answer = best(service, allow_stale="true")
     assert (answer["stale"], answer["stale_reason"]) == (bool(reason), reason)
+    assert service.http.get("/v1/best", params=ASKED).status_code == (404 if reason else 200)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,14 @@ def test_every_command_has_help_and_json() -> None:
         (("export", "no-such-result", "-o", "x.zip"), "no-such-result"),
         (("show", "no-such-job"), "no-such-job"),
         (("cancel", "no-such-job"), "no-such-job"),
+        (("cancel", "."), "nothing has the id '.'"),
+        (("cancel", ""), "nothing has the id ''"),
+        (("show", "../jobs"), "no job and no study '../jobs'"),
+        (("pin", "no-such-result"), "no-such-result"),
+        (("revisions", "no-such-result"), "gemm-tuner results export"),
+        (("dispatch", "4096", "--arch", "sm_90a"), "write NxK"),
+        (("dispatch", "4096x7", "--arch", "sm_90a"), "k = 7 is not a multiple of 8"),
+        (("regressions", "--device", "toaster"), "toaster"),
         (("job", "resume", "no-such-job"), "no-such-job"),
         (("explain", "step99"), "step99"),
         (("explain", '{"pipe_depht": 4}', "--arch", "sm_90a"), "unknown knob 'pipe_depht'"),
@@ -249,3 +257,27 @@ def test_fault_of_an_embedded_route_is_one_line(cli: Cli, home: Path, monkeypatc
     assert ran.status == 1
     assert "failed to answer" in ran.error_line
     assert "broken route" in (home / "logs" / "gemm-tuner.log").read_text()
+
+
+def test_dots_and_empty_ids_lead_to_no_other_route(home: Path, cli: Cli, api_url: str) -> None:
+    """An id that a URL would resolve must not cancel or show something else."""
+    for identity in (".", "..", "", "a/b", "%2e", "a?b", "a#b"):
+        for command in ("cancel", "show", "revisions", "pin", "unpin"):
+            ran = cli(command, identity, "--url", api_url)
+            assert (ran.status, ran.out) == (2, ""), (command, identity)
+
+
+def test_refusals_speak_of_commands_not_of_routes(cli: Cli) -> None:
+    """The routes behind a command are no business of who typed it."""
+    for arguments in (
+        ("best", "64x64x64", "--arch", "sm_90a"),
+        ("cancel", "0" * 32),
+        ("revisions", "0" * 32),
+        ("export", "0" * 32, "-o", "x.zip"),
+        ("tune", "64x64x64", "--arch", "sm_90a", "--mode", "model", "--trials", "0"),
+        ("best", "64x64x64", "--device", "toaster"),
+    ):
+        ran = cli(*arguments)
+        assert ran.status in (1, 2)
+        for word in ("/v1/", "POST", "GET ", "openapi", "=true", "allow_"):
+            assert word not in ran.error_line, ran.error_line

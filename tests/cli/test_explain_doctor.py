@@ -38,13 +38,21 @@ def test_step9_has_the_published_cluster_tile(cli: Cli) -> None:
     assert cli("explain", "step9", "--json").document["geometry"]["cluster_tile"] == [512, 256]
 
 
-def test_illegal_config_is_explained_with_its_numbers_and_status_1(cli: Cli) -> None:
-    """A config that cannot run is a right question with a bad answer."""
+def test_illegal_config_is_explained_with_its_numbers_and_status_2(cli: Cli) -> None:
+    """The whole explanation is printed all the same; the rule that is broken is the error."""
     knobs = json.dumps(Sm90GemmConfig(pipe_depth=16).to_dict())
     ran = cli("explain", knobs, "--arch", "sm_90a")
-    assert ran.status == 1
+    assert ran.status == 2
     assert "cannot run: needs" in ran.out
-    assert "232448" in ran.out
+    assert "232448" in ran.error_line
+
+
+def test_shape_that_no_template_serves_is_status_2(cli: Cli) -> None:
+    """As for every other command; with --json the document says why too."""
+    ran = cli("explain", "h-step9", "--shape", "4096x4096x100", "--json")
+    assert ran.status == 2
+    assert "k = 100 is not a multiple of 8" in ran.error_line
+    assert ran.document["violation"].startswith("k = 100")
 
 
 def test_config_is_read_from_text_file_or_record(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """PostgreSQL has backups of its own."""
+    return sqlite_url
+
+
 def job_count(url: str) -> int:
     """Number of stored jobs."""
     with Database.open(url) as database, database.read() as session:

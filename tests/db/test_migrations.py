@@ -8,22 +8,34 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, inspect
+from sqlalchemy import Connection, create_engine, inspect, text
 
 from db import schema
-from db.models import Base
+from db.models import Base, new_id
+from tests.conftest import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+OLD_RESULT = """
+INSERT INTO results (id, m, n, k, dtype, layout, arch, device_name, revision, current, config, evidence, evidence_level,
+                     environment, environment_key, source_hash, tie_set, checks, trials, created_at)
+VALUES (:id, 64, 64, 64, 'bf16', 'NT', 'sm_90a', 'H200', :revision, :current, '{}', '[]', 4,
+        '{}', 'H200|132|580|hash', 'hash', '[]', '[]', 1, '2026-01-01 00:00:00')
+"""
 
-@pytest.fixture
-def connection() -> Iterator[Connection]:
-    """A connection to an empty database in memory."""
-    engine = create_engine("sqlite://")
+
+@pytest.fixture(params=BACKENDS)
+def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """A connection to a database without tables."""
+    name = f"migrated_{new_id()[:12]}"
+    server = request.getfixturevalue("postgres") if request.param == "postgres" else None
+    engine = create_engine(server.create(name) if server else "sqlite://")
     with engine.connect() as opened:
         yield opened
     engine.dispose()
+    if server:
+        server.drop(name)
 
 
 def checks(connection: Connection) -> set[tuple[str, str | None, str]]:
@@ -79,3 +91,19 @@ def test_the_listed_revisions_are_the_scripts_there_are() -> None:
     scripts = ScriptDirectory.from_config(schema.alembic_config())
     in_order = [script.revision for script in scripts.walk_revisions()][::-1]
     assert tuple(in_order) == schema.KNOWN_REVISIONS
+
+
+def test_results_of_the_first_version_get_their_environment_and_stay_the_answer(connection: Connection) -> None:
+    """C8: the key loses its source hash, nothing is pinned, and the way back makes the newest the answer again."""
+    schema.upgrade(connection, "0001")
+    for revision, current in ((1, False), (2, True)):
+        connection.execute(text(OLD_RESULT), {"id": f"{revision:032}", "revision": revision, "current": current})
+    schema.upgrade(connection)
+    rows = connection.execute(text("SELECT revision, made_in, pinned, current FROM results ORDER BY revision")).all()
+    assert [tuple(row) for row in rows] == [(1, "H200|132|580", False, False), (2, "H200|132|580", False, True)]
+    connection.execute(text("UPDATE results SET pinned = (revision = 1), current = (revision = 1)"))
+    schema.downgrade(connection, "0001")
+    rows = connection.execute(text("SELECT revision, current FROM results ORDER BY revision")).all()
+    assert [tuple(row) for row in rows] == [(1, False), (2, True)]
+    schema.upgrade(connection)
+    assert connection.scalar(text("SELECT number FROM changes WHERE topic = 'answers'")) == 0

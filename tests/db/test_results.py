@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,16 +10,24 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError
 
 from db import queries
+from db.database import ANSWERS, Database
 from db.errors import NotPublishable
-from tests.db.rows import new_result, publish
+from tests.db.rows import new_result, post_job, publish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy.orm import Session
 
-    from db.database import Database
     from db.models import Result
+    from db.queries import Shape
 
 SHAPE = (4096, 4096, 4096, "bf16", "NT")
+
+
+def which(**changes: Any) -> queries.Which:
+    """Published results of the usual kind on an H200's architecture."""
+    return queries.Which(**{"dtype": "bf16", "layout": "NT", "arch": "sm_90a", **changes})
 
 
 def best(session: Session, **asked: Any) -> Result | None:
@@ -188,10 +197,15 @@ def test_many_exact_questions_have_the_answers_of_single_ones(
     shapes = [(m, 4096, 4096) for m in (*range(1, 700), 2)]
     asked: dict[str, Any] = {"arch": "sm_90a", "device_name": device_name, "evidence": evidence}
     with database.read() as session:
-        many = queries.best_exact_many(session, shapes, "bf16", "NT", **asked)
+        many = queries.best_exact_many(session, shapes, which(device_name=device_name, evidence=evidence))
         single = {shape: queries.best_exact(session, *shape, "bf16", "NT", **asked) for shape in shapes[:20]}
     expected = {shape: result.id for shape, result in single.items() if result is not None}
     assert {shape: row.id for shape, row in many.items()} == expected
+
+
+def nearby(session: Session, shape: Shape, factor: float = 2.0, limit: int = 32, **changes: Any) -> list[Any]:
+    """Results near one shape."""
+    return queries.nearby_many(session, [shape], which(**changes), factor=factor, limit=limit).get(shape, [])
 
 
 def test_nearby_results_come_nearest_first_within_the_factor(database: Database) -> None:
@@ -201,44 +215,166 @@ def test_nearby_results_come_nearest_first_within_the_factor(database: Database)
             publish(session, n=n, k=k)
         publish(session, n=4096, dtype="fp16")
         publish(session, n=4096, arch="sm_100a", device_name="NVIDIA B200")
-        found = queries.results_nearby(session, 4096, 4096, "bf16", "NT", arch="sm_90a", factor=2)
-        shapes = [(result.n, result.k) for result in found]
-        assert shapes[:2] == [(4096, 4096), (4096, 5120)]
-        assert sorted(shapes[2:]) == [(2048, 4096), (8192, 4096)]
-        wider = queries.results_nearby(session, 4096, 4096, "bf16", "NT", arch="sm_90a", factor=4, limit=3)
-        assert len(wider) == 3
+        found = [(row.n, row.k) for row in nearby(session, (4096, 4096, 4096))]
+        assert found[:2] == [(4096, 4096), (4096, 5120)]
+        assert sorted(found[2:]) == [(2048, 4096), (8192, 4096)]
+        assert len(nearby(session, (4096, 4096, 4096), factor=4, limit=3)) == 3
 
 
-def test_nearby_results_can_be_limited_in_m_too(database: Database) -> None:
-    """The nearest M comes first."""
+def test_nearness_is_the_product_of_the_ratios(database: Database) -> None:
+    """Its logarithm is the distance that an answer shows, so the order is that of the distance."""
+    with database.write() as session:
+        for shape in ((128, 4096, 4096), (100, 4096, 4096), (120, 4104, 4096), (240, 4096, 4096), (241, 4096, 4096)):
+            publish(session, m=shape[0], n=shape[1], k=shape[2])
+        found = nearby(session, (120, 4096, 4096))
+    assert [(row.m, row.n) for row in found] == [(120, 4104), (128, 4096), (100, 4096), (240, 4096)]
+    assert found[2].nearness == pytest.approx(1.2)
+
+
+def test_nearby_of_many_shapes_is_nearby_of_each(database: Database) -> None:
+    """Asked together or one by one; a shape with nothing near is left out, and the limit counts for each."""
     with database.write() as session:
         for m in (1, 100, 128, 4096):
             publish(session, m=m)
-        found = queries.results_nearby(session, 4096, 4096, "bf16", "NT", device_name="NVIDIA H200", m=120)
-        assert [result.m for result in found] == [128, 100]
+        shapes = [(120, 4096, 4096), (3000, 4096, 4096), (16, 4096, 4096), (120, 4096, 4096)]
+        found = queries.nearby_many(session, shapes, which(), factor=2.0, limit=1)
+        assert {shape: [row.m for row in rows] for shape, rows in found.items()} == {
+            (120, 4096, 4096): [128],
+            (3000, 4096, 4096): [4096],
+        }
+        assert [row.m for row in nearby(session, (120, 4096, 4096))] == [128, 100]
 
 
 def test_nearby_looks_at_the_current_revision_only_and_at_candidates_when_asked(database: Database) -> None:
-    """Neither old revisions nor replaced candidates fill the list."""
+    """Neither old revisions nor replaced candidates fill the list; of equal shapes the revision comes first."""
     with database.write() as session:
         publish(session)
         newest = publish(session)
         for _ in range(2):
-            candidate = queries.add_result(session, new_result(m=64, evidence=("modeled",)))
-        found = queries.results_nearby(session, 4096, 4096, "bf16", "NT", arch="sm_90a")
-        assert [result.id for result in found] == [newest.id]
-        more = queries.results_nearby(session, 4096, 4096, "bf16", "NT", arch="sm_90a", evidence="modeled")
-        assert {result.id for result in more} == {newest.id, candidate.id}
+            candidate = queries.add_result(session, new_result(evidence=("modeled",)))
+        assert [row.id for row in nearby(session, (4096, 4096, 4096))] == [newest.id]
+        more = nearby(session, (4096, 4096, 4096), evidence="modeled")
+        assert [row.id for row in more] == [newest.id, candidate.id]
+
+
+def test_stale_environments_are_left_out_unless_pinned(database: Database) -> None:
+    """C3: neither as exact nor as nearby; the environment is the key without the source hash."""
+    shape = (4096, 4096, 4096)
+    with database.write() as session:
+        old = publish(session, environment_key="H200|132|570|13.0|nvcc 12|hash", source_hash="hash")
+        assert queries.current_environments(session) == ["H200|132|570|13.0|nvcc 12"]
+        stale = which(stale=["H200|132|570|13.0|nvcc 12"])
+        assert queries.best_exact_many(session, [shape], stale) == {}
+        assert queries.nearby_many(session, [shape], stale, factor=2.0, limit=9) == {}
+        queries.pin_result(session, old.id, pinned=True)
+        assert queries.best_exact_many(session, [shape], stale)[shape].id == old.id
+        assert queries.nearby_many(session, [shape], stale, factor=2.0, limit=9)[shape][0].id == old.id
+
+
+def test_results_of_an_environment_are_found_behind_newer_ones(database: Database) -> None:
+    """C3: asked by the whole key or by the key without the source hash."""
+    shape = (4096, 4096, 4096)
+    with database.write() as session:
+        old = publish(session, environment_key="driver-570|hash", source_hash="hash")
+        publish(session, environment_key="driver-580|hash", source_hash="hash")
+        for environment in ("driver-570", "driver-570|hash"):
+            found = queries.best_exact_many(session, [shape], which(environment=environment))
+            assert found[shape].id == old.id
+        assert queries.best_exact_many(session, [shape], which(environment="driver-590")) == {}
+
+
+def test_a_pinned_revision_stays_the_answer_until_it_is_let_go(database: Database) -> None:
+    """C9: newer revisions count on, and the newest becomes the answer when the pin is taken away."""
+    with database.write() as session:
+        first, second = publish(session), publish(session)
+        queries.pin_result(session, first.id, pinned=True)
+        third = publish(session)
+        found = best(session)
+        assert (third.revision, third.current, found) == (3, False, first)
+        assert queries.pinned_results(session) == [first]
+        queries.pin_result(session, second.id, pinned=True)
+        assert best(session) is second
+        assert queries.pinned_results(session) == [second]
+        queries.pin_result(session, first.id, pinned=False)  # has none any more
+        assert best(session) is second
+        queries.pin_result(session, second.id, pinned=False)
+        assert best(session) is third
+        assert [row.revision for row in queries.revisions(session, first.id) if row.current] == [3]
+
+
+def test_only_a_published_revision_can_be_pinned(database: Database) -> None:
+    """A candidate lacks evidence; an unknown id is nobody's."""
+    with database.write() as session:
+        candidate = queries.add_result(session, new_result())
+        with pytest.raises(NotPublishable, match="only a published revision"):
+            queries.pin_result(session, candidate.id, pinned=True)
+        with pytest.raises(KeyError):
+            queries.pin_result(session, "unknown", pinned=True)
+
+
+def test_what_readers_keep_is_out_of_date_after_each_change_of_an_answer(database: Database, url: str) -> None:
+    """F1: publishing, candidates, pins and a device's new driver count; heartbeats and undone work do not."""
+    device: dict[str, Any] = {"uuid": "GPU-1", "name": "NVIDIA H200", "arch": "sm_90a", "sm_count": 132}
+    with Database.open(url) as reader:
+        numbers = [reader.change_number(ANSWERS)]
+
+        def changed(work: Callable[[Session], Any]) -> bool:
+            with suppress(RuntimeError), database.write() as session:
+                work(session)
+            numbers.append(reader.change_number(ANSWERS))
+            assert database.change_number(ANSWERS) == numbers[-1]
+            return numbers[-1] != numbers[-2]
+
+        def undone(session: Session) -> None:
+            publish(session)
+            raise RuntimeError
+
+        assert changed(publish)
+        assert changed(lambda session: queries.add_result(session, new_result(evidence=("modeled",))))
+        assert changed(lambda s: queries.pin_result(s, queries.results(s, published=True)[0].id, pinned=True))
+        assert changed(lambda s: queries.upsert_device(s, **device, environment={"driver": "580", "power_w": 1}))
+        assert not changed(lambda s: queries.upsert_device(s, **device, environment={"driver": "580", "power_w": 2}))
+        assert not changed(lambda s: queries.upsert_device(s, **device, state="BUSY"))
+        assert changed(lambda s: queries.upsert_device(s, **device, environment={"driver": "590"}))
+        assert changed(lambda s: queries.upsert_device(s, **device, state="OFFLINE"))
+        assert not changed(lambda session: post_job(session, "a"))
+        assert not changed(undone)
 
 
 def test_a_family_of_shapes_is_listed_by_m(database: Database) -> None:
-    """D6: what a dispatch table for fixed N and K is made of."""
+    """D6: what a dispatch table for fixed N and K is made of; an M counts once."""
     with database.write() as session:
-        for m in (256, 16, 64):
+        for m in (256, 16, 64, 16):
             publish(session, m=m)
-        publish(session, m=16, n=512)
-        found = queries.results_for_nk(session, 4096, 4096, "bf16", "NT", arch="sm_90a", device_name="NVIDIA H200")
-        assert [result.m for result in found] == [16, 64, 256]
+        publish(session, m=8, n=512)
+        queries.add_result(session, new_result(m=32, evidence=("modeled",)))
+        assert queries.tuned_m(session, 4096, 4096, which(device_name="NVIDIA H200")) == [16, 64, 256]
+        assert queries.tuned_m(session, 4096, 4096, which(evidence="modeled")) == [16, 32, 64, 256]
+    assert queries.tuned_m(database, 4096, 512, which()) == []
+
+
+def test_a_revision_is_set_beside_the_one_of_the_environment_before(database: Database) -> None:
+    """D7: the newest that was made elsewhere, however many came in between; a problem without one is left out."""
+    with database.write() as session:
+        for number, environment in enumerate(("a", "b", "b", "c", "c")):
+            last = publish(session, environment_key=environment, median_us=100.0 + number)
+        publish(session, m=64, environment_key="c")
+        publish(session, m=64, environment_key="c")
+        ((after, before),) = queries.changed_environments(session, arch="sm_90a", device_name="NVIDIA H200")
+        assert (after.id, after.revision, before.revision, before.median_us) == (last.id, 5, 3, 102.0)
+        assert queries.changed_environments(session, after=last.id) == []
+        assert queries.changed_environments(session, arch="sm_100a") == []
+        found = queries.answers_made_in(session, ["c", "x"], device_name="NVIDIA H200")
+        assert [(row.m, row.device_name) for row in found] == [(64, "NVIDIA H200"), (4096, "NVIDIA H200")]
+        assert queries.answers_made_in(session, ["a", "b"]) == []
+
+
+def test_revisions_are_paged_by_number(database: Database) -> None:
+    """Newest first, each page below the last number of the one before."""
+    with database.write() as session:
+        first, *_ = [publish(session) for _ in range(5)]
+        assert [row.revision for row in queries.revisions(session, first.id, limit=2)] == [5, 4]
+        assert [row.revision for row in queries.revisions(session, first.id, limit=9, below=4)] == [3, 2, 1]
 
 
 def plans(database: Database, session: Session, ask: Any) -> list[str]:
@@ -262,21 +398,19 @@ def plans(database: Database, session: Session, ask: Any) -> list[str]:
     ]
 
 
-def test_the_named_questions_are_answered_from_an_index(database: Database) -> None:
+def test_the_named_questions_are_answered_from_an_index(sqlite_database: Database) -> None:
     """GET /v1/best looks at the rows of its shape alone, the nearby search at current rows in the range of N."""
-    with database.read() as session:
+    with sqlite_database.read() as session:
         session.execute(text("SELECT 1"))
-        exact = plans(database, session, lambda: best(session, device_name="NVIDIA H200"))
-        nearby = plans(
-            database, session, lambda: queries.results_nearby(session, 4096, 4096, "bf16", "NT", arch="sm_90a")
-        )
-        many = plans(
-            database,
-            session,
-            lambda: queries.best_exact_many(session, [(1, 8, 8)], "bf16", "NT", arch="sm_90a", device_name="GPU"),
-        )
+        exact = plans(sqlite_database, session, lambda: best(session, device_name="NVIDIA H200"))
+        near = plans(sqlite_database, session, lambda: nearby(session, (1, 8, 8)))
+        some = which(device_name="GPU", stale=["old"])
+        many = plans(sqlite_database, session, lambda: queries.best_exact_many(session, [(1, 8, 8)], some))
     for plan in (exact, many):
-        assert any("m=? AND n=? AND k=? AND dtype=? AND layout=? AND arch=? AND device_name=?" in line for line in plan)
+        found = (
+            "ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND n=? AND k=? AND m=? AND device_name=?"
+        )
+        assert any(found in line for line in plan), plan
     covered = "COVERING INDEX ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND n>? AND n<?)"
-    assert any(covered in line for line in nearby)
-    assert not any(line.startswith("SCAN results") for line in (*exact, *nearby, *many))
+    assert any(covered in line for line in near)
+    assert not any(line.startswith("SCAN results") for line in (*exact, *near, *many))

@@ -12,7 +12,7 @@ import pytest
 from tests.soak import certify
 from tests.soak.gates import process, table
 from tests.soak.gates import run as gates
-from tests.soak.gates.builds import COST, HEALTHY, Plan, stress_plans
+from tests.soak.gates.builds import FIRST, TUNED, Plan, Row, rows_of, stress_plans
 from tuner.gpu.memcheck import SanitizerReport
 from tuner.gpu.soak import SoakReport
 from tuner.records import Verdict
@@ -34,22 +34,25 @@ DOES = {
 }
 
 
+HEALTHY = Row(fault="", setup=FIRST)
+
+
 class StubBuilds:
     """Compiles nothing: the path of a module says what it does."""
 
-    def __init__(self, rows: list[str], folder: str, processes: int) -> None:
+    def __init__(self, rows: list[Row], folder: str, processes: int) -> None:
         self.rows = rows
 
-    def get(self, row: str, plan: Plan) -> dict[str, Any]:
+    def get(self, row: Row, plan: Plan) -> dict[str, Any]:
         """See Builds."""
-        at_tuned, stressed = DOES.get(row, ("clean", "clean"))
+        at_tuned, stressed = DOES.get(row.fault, ("clean", "clean"))
         # the race shows in every third stress build
-        shows = at_tuned if plan.label == "tuned size" else stressed if plan.problem.k == 64 else "clean"
-        rules = ["staging reuse"] if row == "epilogue_restart" else []
+        shows = at_tuned if plan.label == TUNED else stressed if plan.problem.k == 64 else "clean"
+        rules = ["staging reuse"] if row.fault == "epilogue_restart" else []
         found = {"rules": rules, "findings": rules, "unjudged": [], "wall_s": 0.5}
         return {"path": shows, "sha256": "", "toolchain": "none", "structure": found}
 
-    def job(self, row: str, plan: Plan) -> dict[str, Any]:
+    def job(self, row: Row, plan: Plan) -> dict[str, Any]:
         """See Builds."""
         return plan.job(self.get(row, plan), self.get(HEALTHY, plan))
 
@@ -75,7 +78,7 @@ def stubbed() -> Iterator[pytest.MonkeyPatch]:
 def found(tmp_path_factory: pytest.TempPathFactory, stubbed: pytest.MonkeyPatch) -> dict[str, Any]:
     """A run of four bugs, as stored."""
     folder = tmp_path_factory.mktemp("gates")
-    gates.run(folder, rows=list(DOES), limit_s=100.0, processes=1)
+    gates.run(folder, faults=list(DOES), limit_s=100.0, processes=1)
     stored: dict[str, Any] = json.loads((folder / "gates.json").read_text())
     return stored
 
@@ -95,7 +98,7 @@ def test_each_bug_is_caught_by_the_gates_that_see_it_and_the_healthy_kernel_by_n
     assert found["rows"]["epilogue_restart"]["soak"]["verdict"] == "clean"
     assert found["rows"]["illegal_address"]["stress"]["crashed"].startswith("the process ended with status 7")
     assert len(found["rows"]["healthy"]["stress"]["builds"]) == len(stress_plans(HEALTHY))
-    assert found["cost"]["builds"][0]["build"] == COST.label
+    assert found["cost"]["builds"][0]["build"] == TUNED
 
 
 def test_table_has_a_row_for_each_bug_and_one_for_the_cost(found: dict[str, Any]) -> None:
@@ -103,24 +106,44 @@ def test_table_has_a_row_for_each_bug_and_one_for_the_cost(found: dict[str, Any]
     lines = table.table(found).splitlines()
     assert [line.split(":")[0] for line in lines[2:-1]] == [f"| {name}" for name in found["rows"]]
     row = next(line for line in lines if line.startswith("| epilogue_restart"))
-    builds = [plan for plan in stress_plans("epilogue_restart") if plan.problem.k == 64]
+    builds = [plan for plan in stress_plans(Row(fault="epilogue_restart", setup=FIRST)) if plan.problem.k == 64]
     assert f"| - | - | {len(builds)} of 23 builds, up to 7 of 100 | staging reuse | - | - | - |" in row
     assert "| hangs | (not run) | (not run) |" in next(line for line in lines if line.startswith("| expect_tx"))
     assert lines[-1].startswith("| seconds, healthy kernel |")
+
+
+def test_row_that_was_not_reached_says_so(found: dict[str, Any]) -> None:
+    """A run that was cut still has a table."""
+    cut = found | {"rows": found["rows"] | {"no_full_wait": {"meaning": "consumers do not wait for tma2mma"}}}
+    assert table.table(cut).splitlines()[-2].count("(not run)") == len(table.GATES)
+    assert table.caught_by(cut["rows"]["no_full_wait"]) == []
 
 
 def test_run_that_was_cut_goes_on_where_it_stopped(
     found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are complete are not built again."""
-    asked: list[str] = []
+    asked: list[Row] = []
     monkeypatch.setattr(StubBuilds, "__init__", lambda self, rows, folder, processes: asked.extend(rows))
     cut = json.loads(json.dumps(found))
     del cut["rows"]["wrong_row"]["racecheck"]
     (tmp_path / "gates.json").write_text(json.dumps(cut))
-    again = gates.run(tmp_path, rows=list(DOES), limit_s=100.0, processes=1)
-    assert asked == ["wrong_row"]
+    again = gates.run(tmp_path, faults=list(DOES), limit_s=100.0, processes=1)
+    assert [row.name for row in asked] == ["wrong_row"]
     assert again["rows"]["wrong_row"]["racecheck"]["ran"]
+
+
+def test_rows_stand_behind_the_healthy_kernel_of_their_setup() -> None:
+    """Bugs of the template as it is, each once, in the setup that has the code they are planted in."""
+    from kernels.gemm_sm90 import FAULTS
+
+    rows = rows_of(FAULTS)
+    assert {row.fault for row in rows if row.fault} == set(FAULTS)
+    assert len({row.name for row in rows}) == len(rows)
+    seen = []
+    for row in rows:
+        assert row.fault == "" or row.setup in seen, row.name
+        seen.append(row.setup)
 
 
 def test_guide_shows_the_recorded_run_or_says_that_there_is_none() -> None:
@@ -134,8 +157,8 @@ def test_guide_shows_the_recorded_run_or_says_that_there_is_none() -> None:
     rows = recorded["rows"]
     assert recorded["environment"]["gpu_name"] == "NVIDIA H200"
     assert len(rows) >= 1 + 12
-    assert table.caught_by(rows["healthy"]) == []
-    assert [name for name, row in rows.items() if name != "healthy" and not table.caught_by(row)] == []
+    for name, row in rows.items():
+        assert bool(table.caught_by(row)) != name.startswith("healthy"), name
     race = table.caught_by(rows["epilogue_restart"])
     assert "comparison" not in race
     assert {"stress", "structure"} <= set(race)

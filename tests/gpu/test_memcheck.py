@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tuner.gpu.memcheck import sanitize
+from tuner.gpu.memcheck import memcheck
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def test_launches_arrive_and_the_report_is_read(sanitizer: Path) -> None:
         sanitizer,
         'print("launch_once: all launches right" if "module.so" in line else line); print("ERROR SUMMARY: 0 errors")',
     )
-    report = sanitize("memcheck", LAUNCHES, sanitizer=sanitizer, timeout_s=30.0)
+    report = memcheck(LAUNCHES, sanitizer=sanitizer, timeout_s=30.0)
     assert (report.ran, report.clean, report.version) == (True, True, "1.2.3")
 
 
@@ -52,7 +52,7 @@ def test_run_that_never_ends_is_killed_at_its_limit(sanitizer: Path) -> None:
     """A6: a kernel may hang only under the sanitizer."""
     write(sanitizer, "time.sleep(60)")
     began = time.monotonic()
-    report = sanitize("memcheck", LAUNCHES, sanitizer=sanitizer, timeout_s=1.0)
+    report = memcheck(LAUNCHES, sanitizer=sanitizer, timeout_s=1.0)
     assert time.monotonic() - began < 10
     assert not report.ran
     assert "within 1 s" in report.detail
@@ -64,15 +64,15 @@ def test_run_that_nobody_waits_for_is_killed_at_once(sanitizer: Path) -> None:
     stop = threading.Event()
     threading.Timer(0.5, stop.set).start()
     began = time.monotonic()
-    assert not sanitize("memcheck", LAUNCHES, sanitizer=sanitizer, stop=stop).ran
+    assert not memcheck(LAUNCHES, sanitizer=sanitizer, stop=stop).ran
     assert time.monotonic() - began < 10
 
 
 def test_run_ends_when_its_parent_is_killed(sanitizer: Path, tmp_path: Path) -> None:
     """A14: `kill -9` of the tuner leaves nothing behind, though the kernel hangs."""
     write(sanitizer, f'open("{tmp_path}/pid", "w").write(str(os.getpid())); time.sleep(60)')
-    code = "from pathlib import Path; from tuner.gpu.memcheck import sanitize; "
-    code += f"sanitize('memcheck', {LAUNCHES}, sanitizer=Path('{sanitizer}'))"
+    code = "from pathlib import Path; from tuner.gpu.memcheck import memcheck; "
+    code += f"memcheck({LAUNCHES}, sanitizer=Path('{sanitizer}'))"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen([sys.executable, "-c", code], env=environ) as parent:
         file = tmp_path / "pid"

@@ -63,6 +63,17 @@ def test_launch_that_never_ends_is_killed_and_fails() -> None:
     assert report.detail == "no end of a launch on two streams within 1 s: killed"
 
 
+def test_soak_that_nobody_waits_for_is_killed_at_once() -> None:
+    """A24: the GPU is free within a second of a cancel."""
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    began = time.monotonic()
+    job = SoakJob(problem=PROBLEM, module_path=Path("hangs"), module_sha256="0" * 64)
+    report = soak(job, stall_s=30.0, runner="tests.gpu.fake_soak", stop=stop)
+    assert time.monotonic() - began < 5
+    assert (report.verdict, report.detail) == (Verdict.NOT_RUN, "cancelled")
+
+
 def test_process_that_never_gets_to_the_kernel_blames_nobody() -> None:
     """A slow machine is no fault of the kernel."""
     report = run("never starts", start_s=1.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kernels.arch import SM_90A, SM_100A, Arch
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig, config_from_dict
 from kernels.errors import ConfigError
 from kernels.problem import GemmProblem
@@ -33,7 +34,8 @@ def test_unknown_knob_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("knobs", "knob"),
     [({"pipe_depth": 0}, "pipe_depth"), ({"blk_k": 64.0}, "blk_k"), ({"cta_group": True}, "cta_group"),
-     ({"raster": "z"}, "raster"), ({"share": "C"}, "share")],
+     ({"raster": "z"}, "raster"), ({"share": "C"}, "share"), ({"schedule": "solo"}, "schedule"),
+     ({"swap_ab": 1}, "swap_ab"), ({"split_k": 0}, "split_k")],
 )  # fmt: skip
 def test_knob_of_the_wrong_kind_is_refused_by_name(knobs: dict[str, Any], knob: str) -> None:
     """Bools and floats are no integers here; words must be known."""
@@ -63,6 +65,13 @@ def test_step9_uses_the_shared_memory_and_tmem_of_the_published_kernel() -> None
         (Sm90GemmConfig(blk_m=128, blk_n=208, epi_n=16, pipe_depth=2), ("128x208", "234 registers", "232")),
         (Sm90GemmConfig(cta_group=2, blk_n=24, epi_n=8), ("blk_n = 24",)),
         (Sm90GemmConfig(share="A"), ("share = A", "cta_group = 1")),
+        (Sm90GemmConfig(split_k=17), ("split_k = 17",)),
+        (Sm90GemmConfig(split_k=2, cta_group=2, blk_n=64), ("split_k = 2", "cta_group = 1")),
+        (Sm90GemmConfig(split_k=2, pipe_depth=4), ("98304 B epilogue", "232448")),
+        (Sm90GemmConfig(swap_ab=True, blk_n=12, epi_n=4, epi_stages=1), ("blk_n = 12", "multiples of 8")),
+        (Sm90GemmConfig(swap_ab=True, epi_n=8), ("epi_stages = 2", "must be 1")),
+        (Sm90GemmConfig(swap_ab=True, epi_n=16, epi_stages=1), ("epi_n = 16", "must be 8")),
+        (Sm90GemmConfig(schedule="pingpong"), ("schedule = pingpong", "take schedule = cooperative")),
         (Sm100GemmConfig(acc_stages=2), ("1024 tensor-memory columns", "512")),
         (Sm100GemmConfig(blk_n=144), ("cta_group * blk_n = 288", "256")),
         (Sm100GemmConfig(blk_m=64), ("blk_m = 64", "cta_group 2")),
@@ -78,13 +87,46 @@ def test_config_beyond_the_hardware_is_refused_with_numbers(config: GemmConfig, 
         assert word in reason
 
 
-@pytest.mark.parametrize(("shape", "name", "padded"), [("64x30522x768", "n", 30528), ("64x64x36", "k", 40)])
-def test_problem_that_tma_cannot_address_is_refused_with_the_padding(shape: str, name: str, padded: int) -> None:
+@pytest.mark.parametrize(
+    ("arch", "shape", "name", "padded"),
+    [(SM_100A, "64x30522x768", "n", 30528), (SM_100A, "64x64x36", "k", 40), (SM_90A, "64x64x36", "k", 40)],
+)
+def test_problem_that_tma_cannot_address_is_refused_with_the_padding(
+    arch: Arch, shape: str, name: str, padded: int
+) -> None:
     """TMA needs 16-byte row strides."""
-    reason = problem_violation(GemmProblem.parse(shape))
+    reason = problem_violation(GemmProblem.parse(shape), arch)
     assert reason is not None
     assert reason.startswith(f"{name} = ")
     assert f"pad {name} to {padded}" in reason
+
+
+def test_hopper_serves_any_n_through_the_epilogue_without_tma() -> None:
+    """A TMA store would write up to 7 elements past the end of such a row."""
+    problem = GemmProblem.parse("64x30522x768")
+    assert problem_violation(problem, SM_90A) is None
+    assert "swap_ab stores them from registers" in (violation(problem, Sm90GemmConfig(), 132) or "")
+    assert violation(problem, Sm90GemmConfig(swap_ab=True, epi_n=8, epi_stages=1), 132) is None
+
+
+def test_each_part_of_k_needs_a_block() -> None:
+    """K = 128 has two blocks of 64."""
+    config = Sm90GemmConfig(split_k=4, blk_n=64, num_consumers=1)
+    assert "K = 128 has 2 block(s) of 64" in (violation(GemmProblem.parse("64x64x128"), config, 132) or "")
+    assert violation(GemmProblem.parse("64x64x256"), config, 132) is None
+
+
+@pytest.mark.parametrize(("size", "clusters"), [(1, 132), (2, 66), (4, 28), (8, 14), (16, 7)])
+def test_clusters_that_run_at_once_leave_room_for_uneven_gpcs(size: int, clusters: int) -> None:
+    """8 clusters of 16 and 16 of 8 did not fit an H200 at once."""
+    assert Sm90GemmConfig(split_k=size).resident_clusters(132) == clusters
+
+
+def test_swapped_config_counts_rows_of_both_operands_in_their_own_names() -> None:
+    """blk_m counts rows of B then, and the tile of D is transposed."""
+    config = Sm90GemmConfig(swap_ab=True, num_consumers=2, blk_m=128, blk_n=24)
+    assert (config.cta_rows, config.cta_cols, config.cluster_tile) == (24, 256, (24, 256))
+    assert config.staging_bytes == config.exchange_bytes == 0
 
 
 def test_cluster_of_two_needs_two_sms() -> None:

@@ -17,7 +17,7 @@ from kernels.artifacts import ArtifactStore
 from kernels.compile import CompiledKernel, compile_cubin, compile_kernel, ptxas_facts
 from kernels.config import Sm90GemmConfig
 from kernels.errors import CompileError, ConfigError
-from kernels.launch import TensorMapPlan
+from kernels.launch import PointerPlan, TensorMapPlan
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import GemmProblem
 from kernels.stress import stress_builds
@@ -56,7 +56,7 @@ def module_path(module: CompiledKernel, tmp_path_factory: pytest.TempPathFactory
     "change",
     [{"pipe_depth": 3}, {"cta_group": 1}, {"num_consumers": 1}, {"blk_m": 128}, {"blk_n": 64}, {"blk_k": 32},
      {"l2_group_size": 4}, {"raster": "n"}, {"raster": "m-serpentine"}, {"raster": "n-serpentine"}, {"epi_n": 64},
-     {"epi_stages": 3}, {"share": "A"}],
+     {"epi_stages": 3}, {"share": "A"}, {"cta_group": 1, "split_k": 2}, {"swap_ab": True, "epi_n": 8, "epi_stages": 1}],
     ids=lambda change: "-".join(f"{name}-{value}" for name, value in change.items()),
 )  # fmt: skip
 def test_every_knob_changes_the_kernel(change: dict[str, Any]) -> None:
@@ -95,7 +95,58 @@ def test_short_matrix_gets_a_short_box() -> None:
     config = Sm90GemmConfig(num_consumers=1, blk_n=64, blk_k=128, pipe_depth=6)
     a = lowered(GemmProblem.parse("13x1024x1024"), config).launch.parameters[0]
     assert isinstance(a, TensorMapPlan)
-    assert a.box == (64, 16)
+    assert a.box == (64, 13)
+
+
+def test_swapped_operands_store_through_the_address_of_d() -> None:
+    """Weights fill 64-row tiles, A comes in a box of its own rows, and D is no tensor map."""
+    config = Sm90GemmConfig(swap_ab=True, num_consumers=1, blk_n=8, blk_k=128, epi_n=8, epi_stages=1, pipe_depth=10)
+    launch = lowered(GemmProblem.parse("5x7168x4096"), config).launch
+    maps = {plan.operand: plan.box for plan in launch.parameters if isinstance(plan, TensorMapPlan)}
+    assert maps == {"A": (64, 5), "B": (64, 64)}
+    assert [plan.operand for plan in launch.parameters if isinstance(plan, PointerPlan)] == ["D"]
+    assert launch.grid == 7168 // 64
+    assert launch.smem_bytes == 1024 + 10 * 2 * 128 * (64 + 8)
+    assert [launch.knows_stride_of(operand) for operand in "ABD"] == [False, False, True]
+
+
+def test_parts_of_k_are_a_cluster_with_room_for_each_others_sums() -> None:
+    """Eight CTAs, four of which own a chunk of 64 x 16 and take in seven parts of it."""
+    config = Sm90GemmConfig(split_k=8, num_consumers=1, blk_n=64, epi_n=16, pipe_depth=6)
+    launch = lowered(GemmProblem.parse("128x256x7168"), config).launch
+    assert (launch.cluster, launch.grid) == ((8, 1, 1), 8 * 2 * 4)
+    assert launch.smem_bytes == 1024 + 6 * 2 * 64 * 128 + 2 * 2 * 64 * 16 + 7 * 4 * 64 * 16
+
+
+def test_uneven_parts_of_k_differ_by_one_block() -> None:
+    """17 blocks in three parts: 6, 6, 5."""
+    config = Sm90GemmConfig(split_k=3, num_consumers=1, blk_n=64, epi_n=16)
+    source = lowered(RAGGED, config).source
+    assert re.search(r"for \(int k = 0; k < \(\(.* < 2\) \? 6 : 5\); \+\+k\)", source)
+
+
+def test_elements_past_2_to_the_31_are_stored_with_64_bit_addresses() -> None:
+    """46341 x 46341 elements of D."""
+    config = Sm90GemmConfig(swap_ab=True, blk_n=256, epi_n=8, epi_stages=1)
+    source = lowered(GemmProblem.parse("46341x46341x64"), config).source
+    stores = [line for line in source.splitlines() if "st_global" in line and "D_ptr[" in line]
+    assert stores
+    assert all("(int64_t)46341" in line or "(int64_t)11863296" in line for line in stores)
+
+
+@pytest.mark.parametrize("fault", ["no_sum_wait", "no_turn"])
+def test_fault_of_another_form_is_refused(fault: str) -> None:
+    """A healthy kernel under the name of a bug would prove nothing."""
+    with pytest.raises(ConfigError, match=f"unknown fault '{fault}'"):
+        lower(BIG, BASE, 132, fault=fault)
+
+
+def test_pingpong_is_kept_back_until_a_device_has_shown_it() -> None:
+    """The reason says what to take; who shows it may build it."""
+    config = Sm90GemmConfig(schedule="pingpong", blk_n=128)
+    with pytest.raises(ConfigError, match="no device has shown its turns right; take schedule = cooperative"):
+        lower(BIG, config, 132)
+    assert lower(BIG, config, 132, unproven=True).launch.threads == 384
 
 
 def test_staging_buffer_index_runs_on_across_tiles() -> None:

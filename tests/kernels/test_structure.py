@@ -32,6 +32,12 @@ class Case:
     fault: str = ""
 
     @property
+    def variant(self) -> dict[str, object]:
+        """What `lower` is told beside problem and config."""
+        taking_turns = isinstance(self.config, Sm90GemmConfig) and self.config.schedule == "pingpong"
+        return ({"fault": self.fault} if self.fault else {}) | ({"unproven": True} if taking_turns else {})
+
+    @property
     def label(self) -> str:
         return f"{self.config.arch.name}-{self.fault}" if self.fault else f"{self.problem.shape}-{self.config.key}"
 
@@ -47,7 +53,12 @@ def sm100(problem: GemmProblem = SMALL, **knobs: object) -> Case:
 # Small tiles, because a kernel is lowered in the time that its unrolled statements take. Three chunks for two staging
 # buffers, so that a restarted buffer index shows.
 HOPPER = sm90(cta_group=2, num_consumers=1, blk_n=48, epi_n=16, blk_k=32, pipe_depth=2)
+SPLIT = sm90(GemmProblem(m=128, n=96, k=448), split_k=3, num_consumers=1, blk_n=48, epi_n=16, blk_k=64, pipe_depth=2)
+PINGPONG = sm90(
+    GemmProblem(m=512, n=192, k=200), schedule="pingpong", num_consumers=2, blk_n=48, epi_n=16, blk_k=32, pipe_depth=3
+)
 BLACKWELL = sm100(cta_group=2, num_consumers=1, blk_n=48, epi_n=32, epi_stages=2, blk_k=16, pipe_depth=2)
+BLACKWELL_TWO = sm100(cta_group=2, num_consumers=2, acc_stages=2, blk_n=32, epi_n=32, blk_k=16, pipe_depth=2)
 
 CLEAN = (
     HOPPER,
@@ -58,6 +69,14 @@ CLEAN = (
     sm90(num_consumers=1, blk_m=128, blk_n=80, epi_n=80, epi_stages=4, pipe_depth=2, raster="n-serpentine"),
     sm90(GemmProblem(m=200, n=264, k=8), num_consumers=2, blk_n=48, epi_n=16, epi_stages=4, blk_k=32),
     sm90(GemmProblem(m=8192, n=8192, k=16384), cta_group=2, num_consumers=2, blk_n=192, epi_stages=2),
+    sm90(GemmProblem(m=16, n=7168, k=4096), swap_ab=True, num_consumers=1, blk_n=16, epi_n=8, epi_stages=1, blk_k=128),
+    sm90(GemmProblem(m=100, n=333, k=520), swap_ab=True, num_consumers=2, blk_n=104, epi_n=8, epi_stages=1),
+    sm90(GemmProblem(m=8, n=512, k=50000), swap_ab=True, split_k=16, num_consumers=1, blk_n=8, epi_n=8, epi_stages=1),
+    sm90(GemmProblem(m=128, n=256, k=7168), split_k=8, num_consumers=1, blk_n=64, epi_n=16, pipe_depth=6),
+    sm90(GemmProblem(m=512, n=512, k=4096), split_k=2, num_consumers=2, blk_n=256, epi_stages=1, pipe_depth=3),
+    SPLIT,
+    PINGPONG,
+    sm90(RAGGED, schedule="pingpong", cta_group=2, share="A", blk_m=64, blk_n=64, epi_n=32, pipe_depth=4),
     BLACKWELL,
     sm100(RAGGED, cta_group=2, num_consumers=2),
     sm100(RAGGED, cta_group=1, num_consumers=1, blk_m=64, blk_n=64, epi_n=32, epi_stages=3, acc_stages=2),
@@ -97,35 +116,70 @@ HOPPER_FAULTS: dict[str, str | None] = {
     "wrong_row": None,  # a coordinate: the comparison sees it
     "illegal_address": "staging barrier",  # the store finds a buffer that nothing was written to
 }
+SPLIT_FAULTS: dict[str, str | None] = {
+    "no_parts_wait": "sum wait",
+    "no_sum_wait": "parts wait",
+    "parts_bytes": "transaction bytes",
+    "early_sum_release": "sum release",
+}
+PINGPONG_FAULTS: dict[str, str | None] = {"no_turn": "turn"}
 BLACKWELL_FAULTS: dict[str, str | None] = {
     "phase": "barrier phase",
+    "acc_phase": "barrier phase",
     "expect_tx": "transaction bytes",
     "arrive_count": "barrier init",
+    "both_announce": "transaction bytes",
+    "own_full": "transaction bytes",
+    "own_drained": "accumulator release",
     "one_cta_mask": "commit mask",
+    "result_mask": "commit mask",
     "no_empty_wait": "empty wait",
     "no_full_wait": "full wait",
     "no_acc_wait": "accumulator wait",
     "no_result_wait": "result wait",
-    "early_release": "accumulator release",
+    "no_ld_wait": "accumulator read",
     "no_store_wait": "staging reuse",
-    "staging_restart": "staging reuse",
     "no_exit_wait": "exit store wait",
+    "no_stage_drain": "stage drain",
+    "no_stage_commit": "mma commit",
+    "no_result_commit": "mma commit",
+    "no_store_commit": "store commit",
     "no_proxy_fence": "proxy fence",
-    "no_staging_sync": "staging barrier",
     "no_after_fence": "tcgen05 fence",
+    "no_mma_fence": "tcgen05 fence",
+    "no_before_fence": "tcgen05 fence",
+    "no_init_fence": "init fence",
+    "no_staging_sync": "staging barrier",
+    "cta_sync_in_role": "warpgroup",
     "no_cluster_sync": "init barrier",
+    "no_init_sync": "init barrier",
+    "cta_exit": "exit barrier",
+    "early_release": "accumulator release",
+    "early_stage_release": "full wait",
+    "staging_restart": "staging reuse",
+    "one_buffer_short": "staging reuse",
     "dealloc_two_warps": "tensor memory",
+    "no_dealloc": "tensor memory",
+    "stale_accumulator": None,  # values: the simulator sees it
+    "same_b_half": None,  # a coordinate
 }
+# These need a second consumer, or a second accumulator slot, to take effect.
+BLACKWELL_TWO_FAULTS: dict[str, str | None] = {"shared_sync": "warpgroup", "one_accumulator": "accumulator wait"}
 FAULTY = tuple(
     (replace(base, fault=fault), rule)
-    for base, faults in ((HOPPER, HOPPER_FAULTS), (BLACKWELL, BLACKWELL_FAULTS))
+    for base, faults in (
+        (HOPPER, HOPPER_FAULTS),
+        (SPLIT, SPLIT_FAULTS),
+        (PINGPONG, PINGPONG_FAULTS),
+        (BLACKWELL, BLACKWELL_FAULTS),
+        (BLACKWELL_TWO, BLACKWELL_TWO_FAULTS),
+    )
     for fault, rule in faults.items()
 )
 
 
 def _lower(case: Case) -> LoweredKernel:
-    variant = {"fault": case.fault} if case.fault else {}
-    return lower(case.problem, case.config, SM_COUNT[case.config.arch.name], **variant)
+    return lower(case.problem, case.config, SM_COUNT[case.config.arch.name], **case.variant)
 
 
 @pytest.fixture(scope="session")
@@ -179,7 +233,9 @@ def test_tables_cover_every_fault_of_both_templates() -> None:
     from kernels import gemm_sm90, gemm_sm100
 
     assert set(HOPPER_FAULTS) == set(gemm_sm90.FAULTS)
-    assert set(BLACKWELL_FAULTS) == set(gemm_sm100.FAULTS)
+    assert set(SPLIT_FAULTS) == set(gemm_sm90.SPLIT_FAULTS)
+    assert set(PINGPONG_FAULTS) == set(gemm_sm90.PINGPONG_FAULTS)
+    assert set(BLACKWELL_FAULTS | BLACKWELL_TWO_FAULTS) == set(gemm_sm100.FAULTS)
 
 
 # ---------------------------------------------------------------------------------------------- edits of clean sources
@@ -273,6 +329,9 @@ EDITS: tuple[tuple[str, Case, Edit], ...] = (
     ("staging reuse", HOPPER, without("named_barrier", slice(0, 1))),
     ("store commit", HOPPER, without("bulk_commit", slice(0, 1))),
     ("exit store wait", HOPPER, without("bulk_wait")),
+    ("sum release", SPLIT, without("named_barrier", slice(0, 1))),
+    ("parts place", SPLIT, without("remote_write", slice(0, 1))),
+    ("turn", PINGPONG, without("mbarrier_wait", slice(1, 2))),
     ("warpgroup", HOPPER, substitute(r"warpgroup_sync\(\(\(warp_id_in_cta >> 2\) \+ 1\)\)", "warpgroup_sync(0)")),
     ("accumulator read", BLACKWELL, without("tcgen05_wait_ld")),
     ("mma commit", BLACKWELL, without("tcgen05_commit", slice(0, 1))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.config import Sm90GemmConfig
 from kernels.problem import GemmProblem
@@ -36,8 +36,17 @@ def _row(shape: str, dtype: str, config: Sm90GemmConfig, time_us: float) -> Know
     return Known(problem=GemmProblem.parse(shape, dtype=dtype), config=config, time_us=time_us)
 
 
+SWAPPED = Sm90GemmConfig(swap_ab=True, num_consumers=1, blk_n=8, blk_k=128, epi_n=8, epi_stages=1)
+SPLIT = Sm90GemmConfig(split_k=8, num_consumers=1, blk_n=64, epi_stages=1)
+
 # Best of a handful tried on each shape, by class of shape.
 WINNERS = (
+    _row("1x2112x7168", "bf16", replace(SWAPPED, pipe_depth=9, split_k=3), 11.3),
+    _row("1x7168x4096", "bf16", replace(SWAPPED, pipe_depth=11), 16.0),
+    _row("16x7168x4096", "fp16", replace(SWAPPED, blk_n=16, pipe_depth=9), 16.3),
+    _row("8x512x500000", "bf16", replace(SWAPPED, pipe_depth=10, split_k=8), 122.9),
+    _row("128x256x7168", "bf16", replace(SPLIT, pipe_depth=8, epi_n=16), 7.5),
+    _row("128x576x7168", "bf16", replace(SPLIT, blk_m=128, pipe_depth=6, epi_n=32), 10.3),
     _row("1x6144x4096", "bf16", sm90(1, "64x48x128", 7), 14.6),
     _row("1x2112x7168", "bf16", sm90(1, "64x16x128", 11), 11.5),
     _row("1x2880x4096", "bf16", sm90(1, "64x32x128", 9), 9.0),

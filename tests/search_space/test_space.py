@@ -14,7 +14,7 @@ from math import prod
 import pytest
 
 from kernels.arch import ARCHES
-from kernels.config import CONFIG_CLASSES, GemmConfig
+from kernels.config import CONFIG_CLASSES, GemmConfig, Sm90GemmConfig
 from kernels.devices import PROFILES, DeviceProfile, profile_named
 from kernels.errors import ConfigError
 from kernels.problem import GemmProblem
@@ -26,7 +26,9 @@ from search_space.space import (
     choices,
     count_legal,
     enumerate_configs,
+    forms,
     is_legal,
+    is_searched,
     legal_configs,
     random_legal,
     size,
@@ -41,13 +43,16 @@ REDUCED: dict[str, Choices] = {
         "cta_group": (1, 2),
         "num_consumers": (1, 2, 3),
         "blk_m": (64, 128, 192),
-        "blk_n": (16, 48, 208, 256),
+        "blk_n": (16, 24, 48, 208, 256),
         "blk_k": (32, 128),
-        "l2_group_size": (1, 32),
+        "l2_group_size": (32,),
         "raster": ("m",),
-        "epi_n": (16, 48, 64, 128),
+        "epi_n": (8, 16, 48, 64, 128),
         "epi_stages": (1, 4),
         "share": ("A", "B"),
+        "schedule": ("cooperative", "pingpong"),
+        "swap_ab": (False, True),
+        "split_k": (1, 2, 8),
     },
     "sm_100a": {
         "pipe_depth": (2, 4, 8),
@@ -79,7 +84,7 @@ def test_size_is_the_exact_product_and_space_is_found_by_name_or_architecture(ar
     """Counted, not estimated."""
     assert size(arch) == prod(len(values) for values in choices(arch).values())
     assert choices(ARCHES[arch]) == choices(arch)
-    assert size("sm_90a") == 15 * 2 * 3 * 3 * 16 * 3 * 6 * 4 * 8 * 4 * 2
+    assert size("sm_90a") == 15 * 2 * 3 * 3 * 20 * 3 * 6 * 4 * 9 * 4 * 2 * 2 * 2 * 10
 
 
 def test_unknown_architecture_has_no_space() -> None:
@@ -93,7 +98,9 @@ def test_pruned_enumeration_yields_what_the_rules_leave_of_the_full_product(arch
     """Cutting branches early loses nothing and lets nothing through, checked against the brute product."""
     space = REDUCED[arch]
     everything = (
-        CONFIG_CLASSES[arch].from_dict(dict(zip(space, point, strict=True))) for point in product(*space.values())
+        CONFIG_CLASSES[arch].from_dict(dict(zip(space, point, strict=True)))
+        for form in forms(arch, space)
+        for point in product(*form.values())
     )
     legal = {config.key for config in everything if config_violation(config) is None}
     found = [config.key for config in enumerate_configs(arch, space)]
@@ -110,9 +117,9 @@ def test_enumeration_is_lazy_and_starts_at_once(profile: DeviceProfile) -> None:
     assert all(violation(SQUARE, config, profile.sm_count) is None for config in first)
 
 
-def _legal_points(profile: DeviceProfile, tries: int) -> list[GemmConfig]:
-    """The legal ones among random points of the full product: an estimate that shares no code with the pruning."""
-    rng, space = random.Random(11), choices(profile.arch)
+def _legal_points(space: Choices, profile: DeviceProfile, tries: int) -> list[GemmConfig]:
+    """The legal ones among random points of a product: an estimate that shares no code with the pruning."""
+    rng = random.Random(11)
     points = (
         CONFIG_CLASSES[profile.arch.name].from_dict({knob: rng.choice(values) for knob, values in space.items()})
         for _ in range(tries)
@@ -121,12 +128,56 @@ def _legal_points(profile: DeviceProfile, tries: int) -> list[GemmConfig]:
 
 
 @pytest.mark.parametrize("profile", [H200, B200], ids=["h200", "b200"])
-def test_count_of_legal_configs_agrees_with_random_points_of_the_product(profile: DeviceProfile) -> None:
+def test_count_of_legal_configs_agrees_with_random_points_of_the_forms(profile: DeviceProfile) -> None:
     """Counted without listing, within the error of the sample."""
-    tries = 4000
-    share = len(_legal_points(profile, tries)) / tries
-    error = 4 * (share * (1 - share) / tries) ** 0.5
-    assert count_legal(SQUARE, profile) / size(profile.arch) == pytest.approx(share, abs=error)
+    tries, estimate, variance = 2000, 0.0, 0.0
+    for form in forms(profile.arch.name, choices(profile.arch)):
+        points = prod(len(values) for values in form.values())
+        share = len(_legal_points(form, profile, tries)) / tries
+        estimate += points * share
+        variance += points**2 * share * (1 - share) / tries
+    assert count_legal(SQUARE, profile) == pytest.approx(estimate, abs=4 * variance**0.5)
+
+
+def test_forms_are_disjoint_and_every_legal_config_of_one_is_searched() -> None:
+    """A config that two forms hold would be drawn twice as often."""
+    rng = random.Random(2)
+    for _ in range(200):
+        config = random_legal(SQUARE, H200, rng)
+        assert is_searched(config)
+        holding = [
+            form
+            for form in forms("sm_90a", choices("sm_90a"))
+            if all(getattr(config, knob) in values for knob, values in form.items())
+        ]
+        assert len(holding) == 1
+    assert not is_searched(Sm90GemmConfig(swap_ab=True, cta_group=2))
+
+
+def test_all_forms_of_the_hopper_template_are_drawn() -> None:
+    """Swapped operands, parts of K and turns are there beside the plain form."""
+    rng = random.Random(4)
+    draws = [random_legal(SQUARE, H200, rng) for _ in range(300)]
+    assert {(d.swap_ab, d.schedule, d.split_k > 1) for d in draws if isinstance(d, Sm90GemmConfig)} == {
+        (False, "cooperative", False), (False, "pingpong", False), (False, "cooperative", True),
+        (True, "cooperative", False), (True, "cooperative", True),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ["64x36x64", "64x64x36", "1x705x705", "999x1001x1003", "5x3x1"])
+def test_problem_without_16_byte_rows_has_legal_configs_on_hopper_alone(shape: str) -> None:
+    """Its branches are those whose tiles hold whole bands of rows."""
+    problem, rng = GemmProblem.parse(shape), random.Random(9)
+    assert 0 < count_legal(problem, H200) <= count_legal(SQUARE, H200)
+    assert all(is_legal(problem, random_legal(problem, H200, rng), H200) for _ in range(50))
+    assert count_legal(problem, B200) == 0
+
+
+def test_problem_with_few_blocks_of_k_is_split_no_further() -> None:
+    """Each part needs a block: K = 128 has two of 64."""
+    problem, rng = GemmProblem(m=64, n=64, k=128), random.Random(9)
+    draws = [random_legal(problem, H200, rng) for _ in range(300)]
+    assert max(d.split_k for d in draws if isinstance(d, Sm90GemmConfig)) == 2
 
 
 @pytest.mark.parametrize("profile", [H200, B200], ids=["h200", "b200"])
@@ -141,11 +192,11 @@ def test_device_without_room_for_a_pair_has_configs_of_single_ctas_only(profile:
 def test_problem_that_no_template_serves_has_no_legal_config() -> None:
     """Zero, and an error with the rule where one config is wanted."""
     odd = GemmProblem(m=64, n=36, k=64)
-    assert count_legal(odd, H200) == 0
+    assert count_legal(odd, B200) == 0
     with pytest.raises(NoLegalConfigError, match="n = 36 is not a multiple of 8"):
-        random_legal(odd, H200, random.Random(0))
+        random_legal(odd, B200, random.Random(0))
     with pytest.raises(NoLegalConfigError):
-        next(legal_configs(odd, H200))
+        next(legal_configs(odd, B200))
     with pytest.raises(NoLegalConfigError, match="0 SMs"):
         random_legal(SQUARE, replace(H200, sm_count=0), random.Random(0))
 
@@ -167,7 +218,7 @@ def test_random_draws_are_uniform_over_the_legal_configs() -> None:
     """Shares of a knob among draws match its shares among legal points of the product (not among its choices)."""
     rng = random.Random(3)
     draws = Counter(random_legal(SQUARE, B200, rng).num_consumers for _ in range(1500))
-    points = Counter(config.num_consumers for config in _legal_points(B200, 6000))
+    points = Counter(config.num_consumers for config in _legal_points(choices("sm_100a"), B200, 6000))
     assert draws[2] / draws.total() == pytest.approx(points[2] / points.total(), abs=0.08)
 
 

@@ -65,10 +65,11 @@ def test_waves_count_the_tiles_of_the_busiest_cluster() -> None:
 
 
 def test_short_matrix_is_loaded_with_a_short_box_unless_its_rows_are_multicast() -> None:
-    """M = 1 loads 8 rows of A; a cluster that shares A loads all of them."""
+    """M = 1 loads one row of A; a cluster that shares A loads all of them."""
     problem = GemmProblem(m=1, n=4096, k=4096)
     tile = Sm90GemmConfig(num_consumers=1, blk_m=64, blk_n=64)
-    assert loaded_rows(problem, tile) == (8, 64)
+    assert loaded_rows(problem, tile) == (1, 64)
+    assert loaded_rows(problem, Sm90GemmConfig(swap_ab=True, num_consumers=1, blk_n=8)) == (1, 64)
     assert loaded_rows(problem, Sm90GemmConfig(num_consumers=1, blk_n=64, cta_group=2, share="A")) == (64, 64)
     assert loaded_rows(problem, Sm100GemmConfig()) == (256, 128)
 

@@ -90,6 +90,9 @@ def test_differences_of_card_driver_and_clock_are_named() -> None:
         "active clock limits were none, are sw_power_cap",
     ]
     assert differences(stored, replace(stored, sm_clock_mhz=1965.0)) == []
+    one, other = (replace(stored, packages=((BASELINE, name),)) for name in ("lt1 tile=20", "torch.matmul"))
+    assert differences(one, other) == ["the vendor library was best with lt1 tile=20, is with torch.matmul"]
+    assert differences(stored, other) == []
 
 
 # ---------------------------------------------------------------------- claims

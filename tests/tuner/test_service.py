@@ -14,17 +14,20 @@ import pytest
 
 from db import queries
 from db.database import Database
-from db.models import Job, Study
+from db.models import Job, Study, new_id
 from kernels.artifacts import ArtifactStore
+from kernels.devices import profile_named
 from search_space.request import Budget, TuneRequest
+from tests.conftest import BACKENDS
 from tests.tuner.support import PROBLEM, request, tune
-from tuner.engine.fake import FakeOptions, FakeTimes
+from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
 from tuner.engine.faults import FaultKind, FaultPlan
 from tuner.engines import FakeEngines
 from tuner.owners import Owner
 from tuner.records import Outcome
 from tuner.service import main, run_service
 from tuner.settings import Settings, SettingsError
+from tuner.store import note_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +36,22 @@ if TYPE_CHECKING:
 WAIT_S = 60.0
 
 
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A new SQLite file, or a database of PostgreSQL with nothing in it."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'tuner.db'}"
+        return
+    server, name = request.getfixturevalue("postgres"), f"tuner_{new_id()[:12]}"
+    yield server.create(name, template=request.getfixturevalue("postgres_template"))
+    server.drop(name)
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(database_url: str, tmp_path: Path) -> Settings:
     """Everything in a folder of its own; the fake engine finishes at once."""
     return Settings(
-        database_url=f"sqlite:///{tmp_path / 'tuner.db'}",
+        database_url=database_url,
         artifacts_dir=tmp_path / "artifacts",
         exports_dir=tmp_path / "exports",
         engine="fake",
@@ -271,6 +285,18 @@ def test_dead_owner_is_told_from_a_living_one(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- settings
+
+
+def test_devices_are_noted_with_the_compilers_that_build_for_them(tmp_path: Path) -> None:
+    """C3: a GPU's own facts name no toolchain, and without one a change of it would make no result stale."""
+    facts = fake_device(profile_named("h200"))
+    assert facts.environment is not None
+    bare = replace(facts, environment=replace(facts.environment, toolchain="", cuda=""))
+    with Database.open(f"sqlite:///{tmp_path}/x.db") as database:
+        note_devices(database, [bare], toolchain="nvcc-13.0.88", cuda="13.0")
+        with database.read() as session:
+            environment = queries.devices(session)[0].environment
+    assert (environment["toolchain"], environment["cuda"]) == ("nvcc-13.0.88", "13.0")
 
 
 def test_settings_are_read_from_the_environment_once() -> None:

@@ -25,7 +25,17 @@ def best(args: argparse.Namespace, settings: Settings) -> None:
     """Raises WorkFailed when nothing answers the question."""
     problem = GemmProblem.parse(args.shape, dtype=args.dtype)
     with connected(args, settings) as client:
-        answer = ask(client, problem, args, settings, evidence=args.evidence, allow_default=args.allow_default)
+        answer = ask(
+            client,
+            problem,
+            args,
+            settings,
+            evidence=args.evidence,
+            allow_default=args.allow_default,
+            allow_stale=args.allow_stale,
+            environment=args.environment,
+            revision=args.revision,
+        )
     output = Output(as_json=args.json)
     output.document(answer)
     _print(output, answer)
@@ -38,9 +48,9 @@ def ask(
     settings: Settings,
     *,
     evidence: str | None,
-    allow_default: bool,
+    **options: Any,
 ) -> Best:
-    """One question about one problem on the device or architecture that was named."""
+    """One question about one problem on the device or architecture that was named; options are those of the client."""
     # The route takes either name as `device`; of two, the device says more.
     device = args.device or args.arch or target(live_gpus(client, args, settings), arch=None, device=None)["device"]
     return client.best(
@@ -51,7 +61,7 @@ def ask(
         layout=problem.layout.value,
         device=device,
         evidence=evidence,
-        allow_default=allow_default,
+        **options,
     )
 
 
@@ -83,7 +93,7 @@ def _result_id(client: Client, item: str, args: argparse.Namespace, settings: Se
         return item
     problem = GemmProblem.parse(item, dtype=args.dtype)
     evidence = "modeled" if args.allow_unverified else None
-    answer = ask(client, problem, args, settings, evidence=evidence, allow_default=False)
+    answer = ask(client, problem, args, settings, evidence=evidence)
     if answer["match"] != "exact" or answer["result_id"] is None:
         raise UsageError(
             f"{problem} is not tuned: the nearest is another shape", hint=f"tune it first: gemm-tuner tune {item}"
@@ -103,7 +113,7 @@ def _print(output: Output, answer: Best) -> None:
     rows = [
         ("time", f"{microseconds(answer['median_us'])} us"),
         ("evidence", evidence),
-        ("revision", answer["revision"] if answer["revision"] is not None else "candidate, not published"),
+        ("revision", _revision(answer)),
         *((f"ratio to {name}", _ratio(value)) for name, value in answer["ratio"].items()),
         ("verdict", answer["verdict"]),
         ("stale", answer["stale_reason"] if answer["stale"] else "no"),
@@ -112,6 +122,12 @@ def _print(output: Output, answer: Best) -> None:
     ]
     output.table("", ("", "answer"), rows)
     output.table("", ("knob", "value"), answer["config"].items())
+
+
+def _revision(answer: Best) -> str:
+    if answer["revision"] is None:
+        return "candidate, not published"
+    return f"{answer['revision']}{', pinned' if answer['pinned'] else ''}"
 
 
 def _ratio(value: object) -> object:

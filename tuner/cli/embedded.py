@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.settings import Settings
 
-BASE_URL = "http://embedded"
+BASE_URL = "http://localhost"
 RESUMABLE = (State.PARTIAL, State.CANCELLED, State.FAILED)
 
 

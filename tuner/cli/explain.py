@@ -17,7 +17,7 @@ from search_space.checks import rejection
 from search_space.model import predict
 from search_space.starting import PRESETS, preset
 from tuner.cli.errors import UsageError
-from tuner.cli.output import Output
+from tuner.cli.output import Output, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +29,9 @@ LONGEST_NAME = 255
 
 
 def explain(args: argparse.Namespace, settings: Settings) -> int:
-    """Exit status 0 for a legal config, 1 for one that cannot run. Raises UsageError, ConfigError, ProblemError."""
+    """Exit status 0 for a legal config, 2 for one that cannot run: it is explained all the same, and the rule it breaks
+    is the line on standard error. Raises UsageError, ConfigError, ProblemError.
+    """
     problem = GemmProblem.parse(args.shape, dtype=args.dtype)
     config = read_config(args.config, arch=args.arch or arch_of_device(args.device))
     profile = profile_named(args.device) if args.device else default_profile(config.arch)
@@ -39,7 +41,10 @@ def explain(args: argparse.Namespace, settings: Settings) -> int:
     output = Output(as_json=args.json)
     output.document(document)
     _print(output, document, problem, profile)
-    return 1 if document["violation"] else 0
+    if document["violation"] is None:
+        return 0
+    warn(f"gemm-tuner: cannot run: {document['violation']}")
+    return UsageError.exit_status
 
 
 def read_config(text: str, *, arch: str | None = None) -> GemmConfig:

@@ -102,6 +102,24 @@ def _service_commands(commands: Any) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", type=_port, default=8000, help="TCP port to listen on (default 8000)")
     serve.add_argument("--engine", choices=ENGINES, help="where candidates are built and run (default: local)")
+    serve.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="name to be called by; may be repeated"
+    )
+    serve.add_argument("--requests-per-s", metavar="N", help="requests a second that one client may send; 0 for any")
+    token = commands.add_parser(
+        "token",
+        help="who may use a service that listens beyond this machine",
+        description="who may use a service that listens beyond this machine",
+        allow_abbrev=False,
+    )
+    actions = token.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    create = _command(actions, "create", "tokens", "create", "make a bearer token and print it, once")
+    create.add_argument("name", metavar="NAME", help="whose it is; logs show it")
+    create.add_argument("--scope", choices=("read", "submit", "admin"), default="read", help="what it allows (read)")
+    create.add_argument("--days", type=_positive, metavar="N", help="valid for so long (default: until it is revoked)")
+    _command(actions, "list", "tokens", "listing", "list bearer tokens")
+    revoke = _command(actions, "revoke", "tokens", "revoke", "make a bearer token useless")
+    revoke.add_argument("name", metavar="NAME")
     demo = _command(commands, "demo", "demo", "demo", "tune, export and load one kernel for each architecture")
     demo.add_argument("--trials", type=_positive, default=8, help="candidates per problem (default 8)")
     devices = _command(commands, "devices", "devices", "devices", "list devices that can be tuned for")
@@ -150,7 +168,42 @@ def _answer_commands(commands: Any) -> None:
     best.add_argument(
         "--allow-default", action="store_true", help="answer with the model's choice when nothing is stored"
     )
+    _stale(best)
+    best.add_argument(
+        "--environment", metavar="KEY", help="only results of this environment_key, whole or without hash"
+    )
+    best.add_argument("--revision", type=_positive, metavar="N", help="exactly this published revision")
     _url(best)
+    dispatch = _command(
+        commands, "dispatch", "questions", "dispatch", "the best known kernel for each M, N and K fixed"
+    )
+    dispatch.add_argument("family", metavar="NxK", help="rows of B x depth")
+    _target(dispatch)
+    dispatch.add_argument("--m-min", type=_positive, default=1, metavar="M", help="smallest M of the table (default 1)")
+    dispatch.add_argument(
+        "--m-max", type=_positive, metavar="M", help="largest M (default: the largest that is answered)"
+    )
+    dispatch.add_argument("--evidence", metavar="NAME", help="least evidence wanted, such as modeled or measured")
+    _stale(dispatch)
+    _url(dispatch)
+    for name, text in (
+        ("revisions", "list what was published for the problem of a result"),
+        ("pin", "let a published result stay the answer"),
+        ("unpin", "let the newest revision answer again"),
+    ):
+        command = _command(commands, name, "questions", name, text)
+        command.add_argument("id", metavar="RESULT", help="result id")
+        _url(command)
+    regressions = _command(
+        commands,
+        "regressions",
+        "questions",
+        "regressions",
+        "compare answers before and after a driver or toolchain change",
+    )
+    regressions.add_argument("--device", metavar="NAME", help="only this device or architecture")
+    regressions.add_argument("--verdict", choices=("slower", "faster", "same"), help="only these")
+    _url(regressions)
     export = _command(commands, "export", "answers", "export", "write tuned kernels to one bundle")
     export.add_argument("result", nargs="+", metavar="RESULT", help="result id, or MxNxK of a tuned problem")
     _target(export)
@@ -171,6 +224,12 @@ def _reproduce_command(commands: Any) -> None:
     _url(reproduce)
 
 
+def _stale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-stale", action="store_true", help="answer also with results of another driver, CUDA or toolchain"
+    )
+
+
 def _explain_commands(commands: Any) -> None:
     explain = _command(commands, "explain", "explain", "explain", "resources, rules and predicted time of a config")
     explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
@@ -183,6 +242,11 @@ def _explain_commands(commands: Any) -> None:
     )
     verify.add_argument("--force", action="store_true", help="run the checkers although a clean verdict is stored")
     _target(verify)
+    ladder = _command(commands, "ladder", "ladder", "ladder", "build and time the tutorial's steps beside the library")
+    ladder.add_argument("shape", nargs="?", metavar="MxNxK", help="multiples of 128, 128 and 64")
+    ladder.add_argument("--from", dest="recorded", metavar="FILE", help="print a recorded ladder instead")
+    ladder.add_argument("--svg", metavar="FILE", help="draw the times")
+    _target(ladder)
 
 
 def _database_commands(commands: Any) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tuner.cli.errors import CommandError, UsageError, WorkFailed
+from tuner.cli.words import in_commands
 from tuner.client import Client, ClientError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def connected(args: argparse.Namespace, settings: Settings) -> Iterator[Client]:
     """A client of the service at --url, else of this machine's own database. Raises CommandError, DatabaseError."""
     try:
         if getattr(args, "url", None):
-            with Client(args.url) as client:
+            with Client(args.url, token=settings.tuner.token) as client:
                 yield client
         else:
             from tuner.cli.embedded import embedded_client
@@ -42,7 +43,7 @@ def connected(args: argparse.Namespace, settings: Settings) -> Iterator[Client]:
 def as_command_error(error: ClientError) -> CommandError:
     """Exit status 2 when the request was wrong, 1 when the service could not do it."""
     wrong = error.error == "InvalidAddress" or (400 <= error.status < 500 and error.error not in NOT_YET)
-    return (UsageError if wrong else WorkFailed)(error.detail, hint=error.hint)
+    return (UsageError if wrong else WorkFailed)(in_commands(error.detail), hint=in_commands(error.hint))
 
 
 def wait_until_ready(url: str, *, timeout_s: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from tuner.cli.supervisor import ChildSpec, Supervisor
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from tuner.cli.settings import Settings
 
@@ -24,9 +26,13 @@ def serve(args: argparse.Namespace, settings: Settings) -> int:
     """Run until SIGTERM or SIGINT. Raises UsageError for a port in use and for a database that cannot be used."""
     _check_port(args.host, args.port)
     settings.create()
-    _check_database(settings)
+    _check_database(settings, args.host)
     output = Output(as_json=args.json)
-    supervisor = Supervisor(children(args.host, args.port, args.engine or settings.tuner.engine, settings), report=warn)
+    access = [part for name in args.allowed_host for part in ("--allowed-host", name)]
+    if args.requests_per_s is not None:
+        access += ["--requests-per-s", _checked_rate(args.requests_per_s)]
+    specs = children(args.host, args.port, args.engine or settings.tuner.engine, settings, access)
+    supervisor = Supervisor(specs, report=warn)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())
     url = service_url(args.host, args.port)
@@ -34,13 +40,18 @@ def serve(args: argparse.Namespace, settings: Settings) -> int:
     return supervisor.run()
 
 
-def children(host: str, port: int, engine: str, settings: Settings) -> tuple[ChildSpec, ...]:
-    """The tuner, which is started again when it dies, and the API, without which there is no service."""
+def children(
+    host: str, port: int, engine: str, settings: Settings, access: Sequence[str] = ()
+) -> tuple[ChildSpec, ...]:
+    """The tuner, which is started again when it dies, and the API, without which there is no service.
+
+    access: arguments of the API about who may ask
+    """
     database = ["--database-url", settings.database_url]
     folders = ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
     ready = settings.home / "tuner.ready"
     tuner = [sys.executable, "-m", "tuner.service", *database, *folders, "--engine", engine, "--ready-file", str(ready)]
-    api = [sys.executable, "-m", "api", "--host", host, "--port", str(port), *database, *folders]
+    api = [sys.executable, "-m", "api", "--host", host, "--port", str(port), *access, *database, *folders]
     return (
         # The API comes second: asked before the tuner has told which GPUs are here, a client would get modeled times.
         ChildSpec(name="tuner", command=tuner, restart=True, ready=ready),
@@ -68,11 +79,25 @@ def _check_port(host: str, port: int) -> None:
             ) from error
 
 
-def _check_database(settings: Settings) -> None:
-    """Create or upgrade it before two processes would both try. Raises DatabaseError."""
+def _checked_rate(text: str) -> str:
+    try:
+        allowed = 0 <= float(text) < math.inf
+    except ValueError:
+        allowed = False
+    if not allowed:
+        raise UsageError(f"--requests-per-s {text!r}: use a number, 0 for any")
+    return text
+
+
+def _check_database(settings: Settings, host: str) -> None:
+    """Create or upgrade it before two processes would both try; say how to make a token. Raises DatabaseError."""
+    from api.settings import is_loopback
+    from db import queries
     from db.database import Database
 
-    Database.open(settings.database_url).close()
+    with Database.open(settings.database_url) as database, database.read() as session:
+        if not is_loopback(host) and not queries.tokens(session):
+            warn(f"{host} can be reached from elsewhere, so requests need a token: gemm-tuner token create NAME")
 
 
 def _announce(url: str, output: Output, settings: Settings) -> None:

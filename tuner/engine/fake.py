@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from search_space.request import MeasureProtocol
 
 FAKE_TOOLCHAIN = "fake 1.0"
+FAKE_CUDA = "13.0"
 STOP_EARLY_AT = 1.5  # a candidate slower than the incumbent by this factor is stopped
 VERIFIED = (Evidence.MEASURED, Evidence.NUMERIC)
 
@@ -332,7 +333,7 @@ def fake_device(profile: DeviceProfile, *, live: bool = True) -> DeviceFacts:
         arch=profile.arch.name,
         sm_count=profile.sm_count,
         driver="1.0",
-        cuda="13.0",
+        cuda=FAKE_CUDA,
         toolchain=FAKE_TOOLCHAIN,
         max_sm_clock_mhz=profile.clock_mhz,
     )

@@ -138,6 +138,7 @@ class LocalEngine:
             self._idle.put(gpu)
         self._threads = ThreadPoolExecutor(len(self._gpus), "gpu") if self._gpus else None
         self._lock = threading.Lock()
+        self._certifying: set[_Certifying] = set()
 
     @property
     def device(self) -> DeviceFacts:
@@ -164,12 +165,16 @@ class LocalEngine:
         if self._threads is None:
             raise EngineError(f"no GPU of kind {self._facts.name} here: a winner cannot be checked")
         future = _Certifying(Certification(self._machine.pool, job))
+        self._certifying.add(future)
         threading.Thread(target=self._certify, args=(future,), name="certify", daemon=True).start()
         return future
 
     def _certify(self, future: _Certifying) -> None:
-        options: dict[str, Any] = {"device": self._facts.uuid, "stop": future.dropped}
-        apart = Apart(memcheck=partial(memcheck, **options), soak=partial(soak, **options))
+        uuid = self._facts.uuid
+        apart = Apart(
+            memcheck=partial(memcheck, device=uuid, stop=future.dropped),
+            soak=partial(soak, device=uuid, stop=future.dropped),
+        )
         try:
             with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
                 built = future.work.build(Path(folder))
@@ -186,6 +191,7 @@ class LocalEngine:
         except Exception as error:  # a thread's end: whatever it is belongs to whoever waits for the future
             future.set_exception(error)
         finally:
+            self._certifying.discard(future)
             future.work.drop()
             if not future.done():
                 future.cancel()
@@ -215,6 +221,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End the GPU children. The compile pool is the machine's."""
+        self.drop(list(self._certifying))
         for gpu in self._gpus:
             gpu.close()
             self._idle.put(gpu)  # whoever waits for one shall find a closed one

@@ -14,15 +14,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tuner.gpu.process import killed_when
+
+if TYPE_CHECKING:
+    import threading
 
 _PLACES = (Path("/usr/local/cuda/bin/compute-sanitizer"), Path("/opt/cuda/bin/compute-sanitizer"))
 _TAIL_CHARS = 600
-LOOK_S = 0.2  # how often a cancellation is looked for
 _SUMMARY = r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)"
 
 
@@ -54,10 +56,15 @@ def find_sanitizer() -> Path | None:
 
 
 def memcheck(
-    launches: list[dict[str, Any]], *, device: str = "0", stop: threading.Event | None = None
+    launches: list[dict[str, Any]],
+    *,
+    device: str = "0",
+    timeout_s: float = 180.0,
+    sanitizer: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> SanitizerReport:
     """Launch modules under memcheck; see `sanitize`."""
-    return sanitize("memcheck", launches, device=device, stop=stop)
+    return sanitize("memcheck", launches, device=device, timeout_s=timeout_s, sanitizer=sanitizer, stop=stop)
 
 
 def sanitize(
@@ -75,8 +82,7 @@ def sanitize(
     launches: one entry a module, as `tuner.gpu.launch_once` reads it: path, m, n, k, dtype
     device: UUID or index of the card
     timeout_s: after which the whole process group is killed
-    sanitizer: the program; looked up when None
-    stop: set when nobody waits for the report any more
+    stop: when set, the group is killed at once
     """
     sanitizer = sanitizer or find_sanitizer()
     if sanitizer is None:
@@ -95,28 +101,19 @@ def sanitize(
     # Stays open to the end: when it closes the run kills itself, so a tuner that is killed leaves nothing on the GPU.
     lifeline, process.stdin = process.stdin, None
     assert lifeline is not None
-    with lifeline:
+    with lifeline, killed_when(stop, process):
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
             lifeline.write(json.dumps(launches) + "\n")
             lifeline.flush()
-        output = _output(process, timeout_s, stop or threading.Event())
-    if output is None:
-        ended = "cancelled" if stop is not None and stop.is_set() else f"{tool} did not finish within {timeout_s:g} s"
-        return SanitizerReport(ran=False, detail=ended)
-    return read_report(output, version=_version(sanitizer))
-
-
-def _output(process: subprocess.Popen[str], timeout_s: float, stop: threading.Event) -> str | None:
-    """What the process printed, or None after its group was killed: at the limit, or because nobody waits."""
-    deadline = time.monotonic() + timeout_s
-    while True:
         try:
-            return process.communicate(timeout=LOOK_S)[0]
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            if stop.is_set() or time.monotonic() > deadline:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
+    if stop is not None and stop.is_set():
+        return SanitizerReport(ran=False, detail="cancelled")
+    return read_report(output, version=_version(sanitizer))
 
 
 def read_report(output: str, *, version: str) -> SanitizerReport:

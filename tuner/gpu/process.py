@@ -15,15 +15,41 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from tuner.gpu.wire import Message, Order
 
 # What a fault of the code that runs in a process never sends: somebody, or the kernel short of memory, ended it.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+STOP_POLL_S = 0.1
 TAIL_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024
+
+
+@contextlib.contextmanager
+def killed_when(stop: threading.Event | None, process: subprocess.Popen[str]) -> Iterator[None]:
+    """While the block runs, kill the process as soon as `stop` is set, and the group of its own that it must lead."""
+    over = threading.Event()
+
+    def watch(stop: threading.Event) -> None:
+        while not over.is_set():
+            if stop.wait(STOP_POLL_S):
+                if process.returncode is not None:  # reaped: the number may belong to somebody else
+                    return
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                return
+
+    watcher = threading.Thread(target=watch, args=(stop,), name=f"stop-{process.pid}", daemon=True) if stop else None
+    if watcher is not None:
+        watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if watcher is not None:
+            watcher.join()
 
 
 class ChildGone(Exception):

@@ -15,13 +15,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.gpu.process import FROM_OUTSIDE
+from tuner.gpu.process import FROM_OUTSIDE, killed_when
 from tuner.records import Verdict
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ MARK = "soak: "  # before each line that the process writes for its parent
 FIRST = "for the first time"  # the launches that are compared with the reference
 # Launches of each way to launch; two streams share theirs.
 WAYS = {"alone": 2_000, "on two streams": 4_000, "by graph replay": 4_000}
-LOOK_S = 0.2  # how often a cancellation is looked for
 _TAIL_LINES = 8
 
 
@@ -102,7 +100,7 @@ def soak(
     start_s: after which a process that has not launched the kernel yet is killed
     stall_s: after which a process that launches, and says nothing, is killed; it speaks at least once a second
     runner: module that is run as the process
-    stop: set when nobody waits for the report any more
+    stop: when set, the process is killed at once
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     process = subprocess.Popen(
@@ -116,7 +114,11 @@ def soak(
         start_new_session=True,
     )
     try:
-        return _Listener(job, process).report(start_s, stall_s, stop or threading.Event())
+        with killed_when(stop, process):
+            report = _Listener(job, process).report(start_s, stall_s)
+        if stop is not None and stop.is_set():
+            return SoakReport(verdict=Verdict.NOT_RUN, detail="cancelled")
+        return report
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -139,26 +141,18 @@ class _Listener:
         self._way = ""
         threading.Thread(target=self._read, name="soak-output", daemon=True).start()
 
-    def report(self, start_s: float, stall_s: float, stop: threading.Event) -> SoakReport:
+    def report(self, start_s: float, stall_s: float) -> SoakReport:
         """Listen to the end."""
-        heard = time.monotonic()
         while True:
             limit_s = stall_s if self._way else start_s
             try:
-                line = self._lines.get(timeout=min(limit_s, LOOK_S))
+                line = self._lines.get(timeout=limit_s)
             except queue.Empty:
-                if stop.is_set():
-                    return self._made(Verdict.NOT_RUN, "cancelled")
-                if time.monotonic() - heard < limit_s:
-                    continue
                 if not self._way:
                     return self._made(Verdict.NOT_RUN, f"the process did not get to the kernel within {limit_s:g} s")
                 return self._made(Verdict.FAILED, f"no end of a launch {self._way} within {limit_s:g} s: killed")
-            heard = time.monotonic()
             if line is None:
                 return self._ended()
-            if stop.is_set():
-                return self._made(Verdict.NOT_RUN, "cancelled")
             if not line.startswith(MARK):
                 self._tail.append(line.strip())
                 continue

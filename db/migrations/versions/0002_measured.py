@@ -15,7 +15,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
-COLUMNS: dict[str, tuple[tuple[str, sa.types.TypeEngine[Any]], ...]] = {
+COLUMNS: dict[str, tuple[tuple[str, Any], ...]] = {
     "studies": (("coverage", sa.JSON()),),
     "measurements": (("states", sa.JSON()), ("energy_mj", sa.JSON())),
     "results": (("noise", sa.Double()), ("aa_ratio", sa.JSON())),

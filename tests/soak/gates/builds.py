@@ -7,31 +7,89 @@ import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
 from kernels.config import Sm90GemmConfig
 from kernels.problem import Dtype, GemmProblem
 from kernels.stress import stress_builds
 
-HEALTHY = ""
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 SM_COUNT = 132
+TUNED = "tuned size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Problem and config that bugs are planted in.
+
+    name: empty for the first, which has most bugs
+    problem: of the tuned size
+    config: knobs
+    """
+
+    name: str
+    problem: GemmProblem
+    config: Sm90GemmConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One bug in its setup, or the healthy kernel of a setup.
+
+    fault: name in FAULTS, empty for the healthy kernel
+    setup: where it is planted
+    """
+
+    fault: str
+    setup: Setup
+
+    @property
+    def name(self) -> str:
+        """As it stands in the table."""
+        return self.fault or f"healthy{self.setup.name and f' {self.setup.name}'}"
+
+
 # Three chunks for two staging buffers, two tiles a cluster, 64 k-blocks: the epilogue race is there and does not show.
-PROBLEM = GemmProblem(m=25344, n=384, k=4096, dtype=Dtype.FP16)
-CONFIG = Sm90GemmConfig(
-    pipe_depth=3, cta_group=2, num_consumers=3, blk_m=64, blk_n=192, blk_k=64, epi_n=64, epi_stages=2
+FIRST = Setup(
+    name="",
+    problem=GemmProblem(m=25344, n=384, k=4096, dtype=Dtype.FP16),
+    config=Sm90GemmConfig(
+        pipe_depth=3, cta_group=2, num_consumers=3, blk_m=64, blk_n=192, blk_k=64, epi_n=64, epi_stages=2
+    ),
 )
-COST_PROBLEM = GemmProblem(m=4096, n=4096, k=4096)
-COST_CONFIG = Sm90GemmConfig()
+COST = Setup(name="cost", problem=GemmProblem(m=4096, n=4096, k=4096), config=Sm90GemmConfig())
+# Bugs of the exchange between the parts of a split K, which the first setup has not.
+SPLIT_FAULTS = ("no_parts_wait", "no_sum_wait", "parts_bytes", "early_sum_release")
 # Bugs that leave somebody waiting for ever, at the first launch: their stress builds would only hang again.
 HANGING = frozenset({"producer_phase", "arrive_count", "expect_tx", "half_multicast"})
+
+
+def rows_of(faults: Iterable[str]) -> list[Row]:
+    """The healthy kernel of each setup that is needed, before its bugs."""
+    setup_of = {fault: _split_setup() if fault in SPLIT_FAULTS else FIRST for fault in faults}
+    rows = [Row(fault="", setup=FIRST)]
+    for fault, setup in sorted(setup_of.items(), key=lambda item: item[0] in SPLIT_FAULTS):
+        if all(row.setup != setup for row in rows):
+            rows.append(Row(fault="", setup=setup))
+        rows.append(Row(fault=fault, setup=setup))
+    return rows
+
+
+def _split_setup() -> Setup:
+    """Several tiles for each cluster of four parts of K."""
+    knobs = {"split_k": 4, "num_consumers": 2, "blk_n": 64, "blk_k": 64, "pipe_depth": 4, "epi_n": 32}
+    problem = GemmProblem(m=2048, n=2048, k=4096, dtype=Dtype.FP16)
+    return Setup(name="split_k", problem=problem, config=Sm90GemmConfig.from_dict(knobs))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """One build of one row.
 
-    label: "tuned size" or that of the stress build
+    label: TUNED or that of the stress build
     problem: what it computes
     delays_ns: of a stress build
     """
@@ -46,22 +104,23 @@ class Plan:
         return {"label": self.label, "problem": as_dict(self.problem), "delays_ns": self.delays_ns, **files}
 
 
-TUNED = Plan(label="tuned size", problem=PROBLEM)
-COST = Plan(label="cost", problem=COST_PROBLEM)
-
-
 def as_dict(problem: GemmProblem) -> dict[str, Any]:
     """As JSON."""
     return {**asdict(problem), "dtype": problem.dtype.value, "layout": problem.layout.value}
 
 
-def stress_plans(fault: str) -> list[Plan]:
+def tuned(row: Row) -> Plan:
+    """The kernel as it would be published."""
+    return Plan(label=TUNED, problem=row.setup.problem)
+
+
+def stress_plans(row: Row) -> list[Plan]:
     """The stress builds of the product, in its order; none for a bug that hangs."""
-    if fault in HANGING:
+    if row.fault in HANGING:
         return []
     return [
         Plan(label=one.label, problem=one.problem, delays_ns=one.delays_ns)
-        for one in stress_builds(PROBLEM, CONFIG, SM_COUNT)
+        for one in stress_builds(row.setup.problem, row.setup.config, SM_COUNT)
     ]
 
 
@@ -94,33 +153,37 @@ def build(
 class Builds:
     """Modules of some rows, compiled in the background in the order in which they are needed."""
 
-    def __init__(self, rows: list[str], folder: str, processes: int) -> None:
+    def __init__(self, rows: list[Row], folder: str, processes: int) -> None:
         self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
         self._folder = folder
         self._futures: dict[tuple[str, str], Future[dict[str, Any]]] = {}
-        # Every row is compared with what the healthy kernel computes, with and without delays.
-        for plan in (TUNED, *stress_plans(HEALTHY)):
-            if not plan.delays_ns:
-                self._submit(HEALTHY, plan)
         for row in rows:
-            for plan in (TUNED, *stress_plans(row)):
+            # Every row is compared with what the healthy kernel computes, with and without delays.
+            healthy = Row(fault="", setup=row.setup)
+            for plan in (tuned(healthy), *stress_plans(healthy)):
+                if not plan.delays_ns:
+                    self._submit(healthy, plan)
+            for plan in (tuned(row), *stress_plans(row)):
                 self._submit(row, plan)
-        self._cost = self._pool.submit(build, COST_PROBLEM, COST_CONFIG, HEALTHY, {}, folder)
+        cost = Row(fault="", setup=COST)
+        self._submit(cost, tuned(cost))
 
-    def get(self, row: str, plan: Plan) -> dict[str, Any]:
+    def get(self, row: Row, plan: Plan) -> dict[str, Any]:
         """The module of one plan. Waits for it."""
-        return self._cost.result() if plan is COST else self._futures[row, plan.label].result()
+        return self._futures[row.name, plan.label].result()
 
-    def job(self, row: str, plan: Plan) -> dict[str, Any]:
+    def job(self, row: Row, plan: Plan) -> dict[str, Any]:
         """For the child: the module, and the healthy one of the same problem. Waits for both."""
-        same = next(one for one in (COST, TUNED, *stress_plans(HEALTHY)) if one.problem == plan.problem)
-        return plan.job(self.get(row, plan), self.get(HEALTHY, same))
+        healthy = Row(fault="", setup=row.setup)
+        plans = [tuned(healthy)] if row.setup == COST else [tuned(healthy), *stress_plans(healthy)]
+        same = next(one for one in plans if one.problem == plan.problem)
+        return plan.job(self.get(row, plan), self.get(healthy, same))
 
     def close(self) -> None:
         """End the processes."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _submit(self, row: str, plan: Plan) -> None:
-        if (row, plan.label) not in self._futures:
-            future = self._pool.submit(build, plan.problem, CONFIG, row, plan.delays_ns, self._folder)
-            self._futures[row, plan.label] = future
+    def _submit(self, row: Row, plan: Plan) -> None:
+        if (row.name, plan.label) not in self._futures:
+            task = (plan.problem, row.setup.config, row.fault, plan.delays_ns, self._folder)
+            self._futures[row.name, plan.label] = self._pool.submit(build, *task)

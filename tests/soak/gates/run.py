@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
 from kernels.gemm_sm90 import FAULTS
-from tests.soak.gates.builds import CONFIG, COST, HEALTHY, PROBLEM, TUNED, Builds, Plan, as_dict, stress_plans
+from tests.soak.gates.builds import COST, Builds, Plan, Row, as_dict, rows_of, stress_plans, tuned
 from tests.soak.gates.process import GateProcess
 from tuner.gpu.memcheck import sanitize
 from tuner.gpu.soak import SoakJob, soak
@@ -48,7 +48,7 @@ class Gates:
             self.found = json.loads(path.read_text(encoding="utf-8"))
         self._warm: deque[GateProcess] = deque()
 
-    def run(self, rows: Sequence[str], processes: int) -> None:
+    def run(self, rows: Sequence[Row], processes: int) -> None:
         """All gates on these rows."""
         missing = [row for row in rows if not self._complete(row)]
         builds: Builds | None = None
@@ -68,14 +68,14 @@ class Gates:
 
     # ------------------------------------------------------------------ one after the other: nothing else on the GPU
 
-    def _exclusive(self, rows: Sequence[str], builds: Builds) -> None:
+    def _exclusive(self, rows: Sequence[Row], builds: Builds) -> None:
         for row in rows:
-            kept = self.found["rows"].setdefault(row or "healthy", {"meaning": FAULTS.get(row, "no bug")})
+            kept = self._row(row)
             if "structure" not in kept:
-                built = builds.get(row, TUNED)
+                built = builds.get(row, tuned(row))
                 kept["structure"], self.found["toolchain"] = built["structure"], built["toolchain"]
             if "comparison" not in kept and self._has_time():
-                kept["comparison"] = self._launched(row, [TUNED], builds, by_inputs=True)
+                kept["comparison"] = self._launched(row, [tuned(row)], builds, by_inputs=True)
                 self._write()
             if "stress" not in kept and self._has_time():
                 plans = stress_plans(row)
@@ -84,11 +84,12 @@ class Gates:
             self._write()
             self._say(row, kept)
         if "cost" not in self.found and self._has_time():
-            self.found["cost"] = self._launched(HEALTHY, [COST], builds, by_inputs=False, stage="cost")
+            cost = Row(fault="", setup=COST)
+            self.found["cost"] = self._launched(cost, [tuned(cost)], builds, by_inputs=False, stage="cost")
             self._write()
 
     def _launched(
-        self, row: str, plans: Sequence[Plan], builds: Builds, *, by_inputs: bool, stage: str = "builds"
+        self, row: Row, plans: Sequence[Plan], builds: Builds, *, by_inputs: bool, stage: str = "builds"
     ) -> dict[str, Any]:
         """Builds of one row in one process."""
         jobs = [builds.job(row, plan) for plan in plans]
@@ -110,7 +111,7 @@ class Gates:
 
     # ------------------------------------------------------------------ a few at a time: timing does not matter here
 
-    def _apart(self, rows: Sequence[str], builds: Builds) -> None:
+    def _apart(self, rows: Sequence[Row], builds: Builds) -> None:
         """The soak and the sanitizers, in processes that share the card."""
         gates = {"soak": self._soaked, **{tool: partial(self._sanitized, tool) for tool in SANITIZERS}}
         with ThreadPoolExecutor(APART_AT_ONCE) as threads:
@@ -118,25 +119,27 @@ class Gates:
                 (row, gate): threads.submit(run, row, builds)
                 for gate, run in gates.items()
                 for row in rows
-                if gate not in self.found["rows"][row or "healthy"]
+                if gate not in self._row(row)
             }
             for (row, gate), future in futures.items():
                 found = future.result()
                 if found is not None:
-                    self.found["rows"][row or "healthy"][gate] = found
+                    self._row(row)[gate] = found
                     self._write()
-                    print(f"{time.monotonic() - self._began:5.0f} s {row or 'healthy'}: {gate} {found}", flush=True)
+                    print(f"{time.monotonic() - self._began:5.0f} s {row.name}: {gate} {found}", flush=True)
 
-    def _soaked(self, row: str, builds: Builds) -> dict[str, Any] | None:
+    def _soaked(self, row: Row, builds: Builds) -> dict[str, Any] | None:
         """None when there is no time left."""
-        kept = self.found["rows"][row or "healthy"]
+        kept = self._row(row)
         if not self._has_time():
             return None
         if _caught_by_launching(kept):
             return {"not_run": "comparison or repeat has caught it"}
         since = time.monotonic()
-        module = builds.get(row, TUNED)
-        job = SoakJob(problem=PROBLEM, module_path=Path(module["path"]), module_sha256=module["sha256"], seed=SEED)
+        module = builds.get(row, tuned(row))
+        job = SoakJob(
+            problem=row.setup.problem, module_path=Path(module["path"]), module_sha256=module["sha256"], seed=SEED
+        )
         report = soak(job, stall_s=10.0)
         return {
             "verdict": report.verdict.value,
@@ -146,12 +149,12 @@ class Gates:
             "wall_s": round(time.monotonic() - since, 2),
         }
 
-    def _sanitized(self, tool: str, row: str, builds: Builds) -> dict[str, Any] | None:
+    def _sanitized(self, tool: str, row: Row, builds: Builds) -> dict[str, Any] | None:
         """None when there is no time left."""
         if not self._has_time():
             return None
         plans = [plan for plan in stress_plans(row) if not plan.delays_ns]
-        if not plans or "hung" in self.found["rows"][row or "healthy"]["comparison"]:
+        if not plans or "hung" in self._row(row)["comparison"]:
             return {"not_run": HANGS}
         since = time.monotonic()
         launches = []
@@ -167,9 +170,19 @@ class Gates:
 
     # ------------------------------------------------------------------ bookkeeping
 
-    def _complete(self, row: str) -> bool:
-        kept = self.found["rows"].get(row or "healthy", {})
+    def _complete(self, row: Row) -> bool:
+        kept = self._row(row)
         return {"structure", "comparison", "stress", "soak", *SANITIZERS} <= kept.keys()
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        """What is known of a row."""
+        first = {
+            "meaning": FAULTS.get(row.fault, "no bug"),
+            "problem": as_dict(row.setup.problem),
+            "config": row.setup.config.to_dict(),
+        }
+        kept: dict[str, Any] = self.found["rows"].setdefault(row.name, first)
+        return kept
 
     def _fill(self) -> None:
         while len(self._warm) < WARM:
@@ -179,11 +192,10 @@ class Gates:
         return time.monotonic() - self._began < self._limit_s
 
     def _write(self) -> None:
-        self.found["problem"], self.found["config"] = as_dict(PROBLEM), CONFIG.to_dict()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, (json.dumps(self.found, indent=1) + "\n").encode())
 
-    def _say(self, row: str, kept: dict[str, Any]) -> None:
+    def _say(self, row: Row, kept: dict[str, Any]) -> None:
         builds = kept.get("stress", {}).get("builds", [])
         said = {
             "structure": kept["structure"]["rules"],
@@ -191,9 +203,7 @@ class Gates:
             "stress": f"{sum(build['outcome'] != 'clean' for build in builds)} of {len(builds)} builds",
         }
         stops = [kept.get(stage, {}).get(end) for stage in ("comparison", "stress") for end in ("hung", "crashed")]
-        print(
-            f"{time.monotonic() - self._began:5.0f} s {row or 'healthy'}: {said} {[s for s in stops if s]}", flush=True
-        )
+        print(f"{time.monotonic() - self._began:5.0f} s {row.name}: {said} {[s for s in stops if s]}", flush=True)
 
 
 def _caught_by_launching(kept: dict[str, Any]) -> bool:
@@ -202,8 +212,8 @@ def _caught_by_launching(kept: dict[str, Any]) -> bool:
     return comparison.keys().isdisjoint({"done"}) or any(build["outcome"] != "clean" for build in comparison["builds"])
 
 
-def run(out: Path, *, rows: Sequence[str], limit_s: float, processes: int = 0) -> dict[str, Any]:
-    """All gates on the healthy kernel and on these bugs; returns what stands in OUT/gates.json."""
+def run(out: Path, *, faults: Sequence[str], limit_s: float, processes: int = 0) -> dict[str, Any]:
+    """All gates on these bugs and on the healthy kernels; returns what stands in OUT/gates.json."""
     gates = Gates(out / "gates.json", limit_s=limit_s)
-    gates.run([HEALTHY, *rows], processes or os.cpu_count() or 1)
+    gates.run(rows_of(faults), processes or os.cpu_count() or 1)
     return gates.found

@@ -1,0 +1,161 @@
+"""Numbers of the Hopper template that follow from problem, config and SM count. Imports no tvm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
+from kernels.resources import WGMMA_ROWS
+from kernels.rules import MAX_TMA_BOX_ROWS
+
+if TYPE_CHECKING:
+    from kernels.config import Sm90GemmConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """How A or B reaches shared memory.
+
+    name: "A" or "B"
+    rows: of the whole operand
+    tile_rows: rows that one CTA stages
+    parts: CTAs of the cluster that each fetch an equal part of the tile and multicast it; 1 where nothing is shared
+    """
+
+    name: str
+    rows: int
+    tile_rows: int
+    parts: int
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of the tile that this CTA is there for."""
+        return self.tile_rows // self.parts
+
+    @property
+    def copied_rows(self) -> int:
+        """Rows that this CTA fetches with each stage.
+
+        A box that lies partly outside of the matrix is slow: M = 16 took 21.96 us with a 64-row box and 16.75 us with a
+        16-row one (H200, 16x7168x4096). So a short matrix gets a short box; the rows never fetched only feed elements
+        of D that are not stored.
+        """
+        short = self.parts == 1 and self.rows < self.tile_rows and self.rows <= MAX_TMA_BOX_ROWS
+        return self.rows if short else self.part_rows
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of one copy: all that is fetched, cut into equal boxes of at most 256 rows."""
+        return self.copied_rows // ceil(self.copied_rows / MAX_TMA_BOX_ROWS)
+
+    @property
+    def copies(self) -> range:
+        """First row of each copy, within the part."""
+        return range(0, self.copied_rows, self.box_rows)
+
+    @property
+    def fetched_rows(self) -> int:
+        """Rows that arrive in one CTA with each stage, whoever fetched them."""
+        return self.parts * self.copied_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Numbers that follow from problem, config and SM count."""
+
+    problem: GemmProblem
+    config: Sm90GemmConfig
+    sm_count: int
+
+    @property
+    def short_dtype(self) -> str:
+        """Element type in the names of PTX instructions."""
+        return {"float16": "f16", "bfloat16": "bf16"}[self.problem.dtype.long_name]
+
+    # ------------------------------------------------------------------ operands
+
+    @cached_property
+    def a(self) -> Operand:
+        parts = self.config.cta_group if self.config.share == "A" else 1
+        return Operand(name="A", rows=self.problem.m, tile_rows=self.config.cta_rows, parts=parts)
+
+    @cached_property
+    def b(self) -> Operand:
+        parts = self.config.cta_group if self.config.share == "B" else 1
+        return Operand(name="B", rows=self.problem.n, tile_rows=self.config.cta_cols, parts=parts)
+
+    @property
+    def slab_cols(self) -> int:
+        """K elements of one swizzled slab: a shared-memory row of at most 128 bytes."""
+        return min(self.config.blk_k, 64)
+
+    @property
+    def slab_row_bytes(self) -> int:
+        return self.slab_cols * ELEMENT_BYTES
+
+    @property
+    def slabs(self) -> int:
+        return self.config.blk_k // self.slab_cols
+
+    @property
+    def filled_bytes(self) -> int:
+        """Bytes that arrive on one tma2mma barrier: all of this CTA's stage, whoever fetched them."""
+        return ELEMENT_BYTES * self.config.blk_k * (self.a.fetched_rows + self.b.fetched_rows)
+
+    # ------------------------------------------------------------------ consumers
+
+    @property
+    def stage_consumers(self) -> int:
+        """Consumers that read each stage: with pingpong a stage belongs to one of them."""
+        return 1 if self.config.schedule == "pingpong" else self.config.num_consumers
+
+    @property
+    def accumulators(self) -> int:
+        """float32 accumulators of one 64-row wgmma in each thread."""
+        return self.config.blk_n // 2
+
+    @property
+    def wgmmas(self) -> int:
+        """Blocks of 64 rows of one consumer."""
+        return self.config.blk_m // WGMMA_ROWS
+
+    # ------------------------------------------------------------------ parts of K
+
+    @property
+    def k_share(self) -> tuple[int, int]:
+        """Blocks of K of each part, and how many of the first parts have one more."""
+        return divmod(self.config.k_blocks(self.problem), self.config.split_k)
+
+    @property
+    def owners(self) -> int:
+        """CTAs of the cluster that sum and store a chunk or more: chunk c belongs to CTA c % split_k."""
+        return min(self.config.split_k, self.config.chunks)
+
+    @property
+    def owned_chunks(self) -> int:
+        """Chunks of one consumer that the CTA with most of them owns."""
+        return ceil(self.config.chunks / self.config.split_k)
+
+    @property
+    def part_bytes(self) -> int:
+        """float32 accumulators of one chunk."""
+        return FLOAT_BYTES * WGMMA_ROWS * self.config.epi_n
+
+    # ------------------------------------------------------------------ stores
+
+    @property
+    def store_cols(self) -> int:
+        """Columns of one TMA store box: the widest swizzle row that divides an epilogue chunk."""
+        return next(cols for cols in (64, 32, 16) if self.config.epi_n % cols == 0)
+
+    @property
+    def fixed_buffers(self) -> bool:
+        """Whether the staging buffer of a chunk is the same for every tile.
+
+        Where a tile's chunks come round to buffer 0 the index that runs on is a constant; elsewhere it is a register.
+        Restarting it at 0 there would rewrite a buffer whose store the waits do not cover.
+        """
+        return self.config.chunks % (self.config.epi_stages * self.config.split_k) == 0
