@@ -19,12 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.config import Sm100GemmConfig
+from kernels.arch import SM_100A
 from kernels.errors import ConfigError, ToolchainError
 from kernels.problem import Dtype, GemmProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from kernels.config import Sm100GemmConfig
+    from kernels.ladder import Sm100StepConfig
 
 PACKAGES = ("tirx-harness", "apache-tvm")
 CLEAN, EXACT = "clean", "exact"
@@ -141,7 +144,7 @@ def reduced_instances(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> tup
 
 
 def check(
-    config: Sm100GemmConfig,
+    config: Sm100GemmConfig | Sm100StepConfig,
     instance: Instance,
     *,
     fault: str = "",
@@ -156,7 +159,7 @@ def check(
     """
     if reason := available():
         raise ToolchainError(reason)
-    if not isinstance(config, Sm100GemmConfig):
+    if config.arch is not SM_100A:
         raise ConfigError(f"the checkers know sm_100a kernels only, the config is for {config.arch.name}", knob="arch")
 
     from kernels.lowering import build, lower

@@ -56,24 +56,54 @@ TMA = "tma_explicit"
 # Phase on which a side starts its ring. All slots start empty: who fills them must not wait on the first lap.
 FIRST_LAP_WAITS, FIRST_LAP_PASSES = 0, 1
 
+# Protocol bugs that can be planted, to prove that the gates catch them. The product never builds with one.
 FAULTS: dict[str, str] = {
+    # barrier phases, counts and targets
     "phase": "the TMA producer starts its ring on the phase that waits for a first release",
+    "acc_phase": "writeback starts its ring on the phase that passes, so it reads before the first MMA",
     "expect_tx": "tma2mma expects half the bytes that the copies bring",
     "arrive_count": "ld2mma expects one arrival more than there are writeback threads",
+    "both_announce": "each CTA of the pair announces the bytes of both",
+    "own_full": "the copies of the other CTA count on its own tma2mma, which nobody waits on",
+    "own_drained": "the other CTA's writeback arrives on its own ld2mma, which nobody waits on",
     "one_cta_mask": "the commit that releases a stage reaches the leader CTA only",
+    "result_mask": "the commit that finishes an accumulator reaches the leader CTA only",
+    # waits and hand-overs left out
     "no_empty_wait": "the TMA producer overwrites a stage without waiting on mma2tma",
     "no_full_wait": "the MMA reads a stage without waiting on tma2mma",
     "no_acc_wait": "the MMA overwrites an accumulator without waiting on ld2mma",
     "no_result_wait": "writeback reads an accumulator without waiting on mma2ld",
-    "early_release": "writeback releases the accumulator before its last tcgen05.ld has completed",
+    "no_ld_wait": "writeback uses the values of tcgen05.ld without tcgen05.wait::ld",
     "no_store_wait": "a staging buffer is rewritten while a TMA store may still read it",
-    "staging_restart": "the staging buffer index starts again at 0 with every tile",
     "no_exit_wait": "a CTA exits while its last TMA stores may still read shared memory",
+    "no_stage_drain": "the producer leaves before the last release of each stage has arrived",
+    "no_stage_commit": "the MMAs of a stage are not committed to mma2tma",
+    "no_result_commit": "the MMAs of a tile are not committed to mma2ld",
+    "no_store_commit": "TMA stores are not closed by a commit_group, so no wait covers them",
+    # fences left out
     "no_proxy_fence": "no proxy fence between writing a staging buffer and its TMA store",
-    "no_staging_sync": "the TMA store is issued before the other threads have filled the staging buffer",
     "no_after_fence": "no tcgen05 fence between the wait on mma2ld and tcgen05.ld",
+    "no_mma_fence": "no tcgen05 fence between the waits of the MMA warp and its MMAs",
+    "no_before_fence": "no tcgen05 fence between the last tcgen05.ld and the arrival on ld2mma",
+    "no_init_fence": "no fence.mbarrier_init between mbarrier.init and the barrier that publishes it",
+    # barriers of threads
+    "no_staging_sync": "the TMA store is issued before the other threads have filled the staging buffer",
+    "shared_sync": "the writeback warpgroups of both consumers wait on one named barrier",
+    "cta_sync_in_role": "writeback waits for the whole CTA, whose other roles never come",
     "no_cluster_sync": "barriers are initialised under a CTA barrier where the whole cluster has to wait",
+    "no_init_sync": "no barrier at all after the barriers are initialised",
+    "cta_exit": "a pair leaves through a CTA barrier, so one CTA frees tensor memory that the other still uses",
+    # order, reuse and lifetime
+    "early_release": "writeback releases the accumulator before its last tcgen05.ld has completed",
+    "early_stage_release": "a stage is committed as drained before the MMAs that read it are issued",
+    "staging_restart": "the staging buffer index starts again at 0 with every tile",
+    "one_buffer_short": "the wait before a staging buffer is rewritten allows one store too many",
+    "one_accumulator": "every tile is accumulated in the same slot, although the barriers count slots in turn",
     "dealloc_two_warps": "warp 0 of every warpgroup gives tensor memory back",
+    "no_dealloc": "tensor memory is never given back",
+    # values
+    "stale_accumulator": "the first MMA of a tile adds to what the slot held before",
+    "same_b_half": "both CTAs of a pair load the same columns of B",
 }
 
 
@@ -185,11 +215,28 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
     def unless(name: str, emit: Callable[..., Any], *arguments: Any) -> None:
         _when(not planted(name), emit, *arguments)
 
+    def sync_writers(consumer: Any) -> Any:
+        if planted("cta_sync_in_role"):
+            return T.cuda.cta_sync()
+        return T.cuda.warpgroup_sync(WRITEBACK_BARRIER + (0 if planted("shared_sync") else consumer))
+
+    def announces(rank: Any) -> Any:
+        """Whether this CTA's producer says how many bytes will come: the leader's does, for both."""
+        return rank >= 0 if planted("both_announce") else rank == 0
+
+    def adds(k: Any) -> Any:
+        """Whether the MMAs of this block add to the accumulator or overwrite it."""
+        return True if planted("stale_accumulator") else k != 0
+
     stage_mask = 1 if planted("one_cta_mask") else EVERY_CTA
+    result_mask = 1 if planted("result_mask") else EVERY_CTA
     tx_bytes = plan.tx_bytes // 2 if planted("expect_tx") else plan.tx_bytes
     drained_arrivals = WARPGROUP_THREADS * CG + planted("arrive_count")
-    owners = CONSUMERS + 1 if planted("dealloc_two_warps") else 1
+    owners = {"dealloc_two_warps": CONSUMERS + 1, "no_dealloc": 0}.get(fault, 1)
     first_fill = FIRST_LAP_WAITS if planted("phase") else FIRST_LAP_PASSES
+    first_result = FIRST_LAP_PASSES if planted("acc_phase") else FIRST_LAP_WAITS
+    stores_in_flight = STAGING - 1 + planted("one_buffer_short")
+    b_halves = 0 if planted("same_b_half") else 1
 
     UNROLL = k_loop_unroll(plan.k_blocks)
     A_layout = mma_shared_layout(dtype, plan.swizzle_ab, (PIPE, CONSUMERS, BM, BK))
@@ -240,10 +287,9 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                 tmem_addr.ptr_to([0]), T.uint32(TMEM_COLUMNS)
             )
         T.ptx.fence.proxy.async_.shared__cta()
-        T.ptx.fence.mbarrier_init.release.cluster()
+        unless("no_init_fence", T.ptx.fence.mbarrier_init.release.cluster)
         # A CTA barrier is not enough for a pair: the peer's copies and commits arrive on these barriers too.
-        _when(CG == 1 or planted("no_cluster_sync"), T.cuda.cta_sync)
-        _when(CG > 1 and not planted("no_cluster_sync"), T.cuda.cluster_sync)
+        unless("no_init_sync", T.cuda.cta_sync if CG == 1 or planted("no_cluster_sync") else T.cuda.cluster_sync)
 
         # Bound to a value first: a buffer element as allocated_addr is refused when the host call is built.
         tmem_base: T.let = tmem_addr[0]
@@ -253,9 +299,11 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
         tiles.init(cta // CG)
         # First row of A, and first row of B, that this CTA holds of the tile; consumer c starts c * CG * BM further.
         m_start = T.meta_var((tiles.row * CONSUMERS * CG + rank) * BM)
-        n_start = T.meta_var((tiles.col * CG + rank) * BN)
+        n_start = T.meta_var((tiles.col * CG + rank * b_halves) * BN)
         tma2mma_leader = T.meta_var(leader_copy(tma2mma))
         ld2mma_leader = T.meta_var(leader_copy(ld2mma))
+        filled = T.meta_var(tma2mma if planted("own_full") else tma2mma_leader)
+        drained = T.meta_var(ld2mma if planted("own_drained") else ld2mma_leader)
 
         # ------------------------------------------------------------ roles
         @T.inline
@@ -268,12 +316,12 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                     Tx.copy_async(
                         A_smem[_at(PIPE, stage), c, :, in_stage : in_stage + plan.copy_k],
                         A[m_from : m_from + BM, k_from : k_from + plan.copy_k],
-                        dispatch=TMA, cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
+                        dispatch=TMA, cta_group=CG, mbar=filled.ptr_to([stage]),
                     )  # fmt: skip
                 Tx.copy_async(
                     B_smem[_at(PIPE, stage), :, in_stage : in_stage + plan.copy_k],
                     B[n_start : n_start + BN, k_from : k_from + plan.copy_k],
-                    dispatch=TMA, cta_group=CG, mbar=tma2mma_leader.ptr_to([stage]),
+                    dispatch=TMA, cta_group=CG, mbar=filled.ptr_to([stage]),
                 )  # fmt: skip
 
         @T.inline
@@ -284,14 +332,22 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                     for k in T.serial(plan.k_blocks, unroll=UNROLL):
                         unless("no_empty_wait", mma2tma.wait, fill.stage, fill.phase)
                         load_stage(fill.stage, k * BK)
-                        if rank == 0:
+                        if announces(rank):
                             tma2mma_leader.arrive(fill.stage, tx_bytes)
                         fill.advance()
                     tiles.next_tile()
                 # The leader's commits arrive in this CTA's shared memory: stay until the last lap of them is in.
-                for _stage in range(PIPE):
+                for _stage in range(0 if planted("no_stage_drain") else PIPE):
                     mma2tma.wait(fill.stage, fill.phase)
                     fill.advance()
+
+        @T.inline
+        def release_stage(stage):
+            mma2tma.arrive(stage, cta_group=CG, cta_mask=stage_mask)
+
+        @T.inline
+        def finish_accumulator(slot):
+            mma2ld.arrive(slot, cta_group=CG, cta_mask=result_mask)
 
         @T.inline
         def multiply(consumer):
@@ -301,27 +357,30 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                 while tiles.valid():
                     slot = T.meta_var(consumer * ACC + acc.stage)
                     unless("no_acc_wait", ld2mma.wait, slot, acc.phase)
-                    T.ptx.tcgen05.fence__after_thread_sync()
-                    column = T.meta_var(slot * MMA_N)
+                    unless("no_mma_fence", T.ptx.tcgen05.fence__after_thread_sync)
+                    column = T.meta_var((consumer * ACC if planted("one_accumulator") else slot) * MMA_N)
                     for k in T.serial(plan.k_blocks, unroll=UNROLL):
                         unless("no_full_wait", tma2mma.wait, drain.stage, drain.phase)
-                        T.ptx.tcgen05.fence__after_thread_sync()
+                        unless("no_mma_fence", T.ptx.tcgen05.fence__after_thread_sync)
+                        _when(planted("early_stage_release"), release_stage, drain.stage)
                         Tx.gemm_async(
                             tmem[:, column : column + MMA_N],
                             A_smem[_at(PIPE, drain.stage), _at(CONSUMERS, consumer), :, :],
                             B_smem[_at(PIPE, drain.stage), :, :],
-                            accum=(k != 0), dispatch="tcgen05", cta_group=CG,
+                            accum=adds(k), dispatch="tcgen05", cta_group=CG,
                         )  # fmt: skip
                         # The commit arrives once the MMAs issued so far have completed, in every CTA of the cluster.
-                        mma2tma.arrive(drain.stage, cta_group=CG, cta_mask=stage_mask)
+                        unless(
+                            fault if planted("early_stage_release") else "no_stage_commit", release_stage, drain.stage
+                        )
                         drain.advance()
-                    mma2ld.arrive(slot, cta_group=CG, cta_mask=EVERY_CTA)
+                    unless("no_result_commit", finish_accumulator, slot)
                     acc.advance()
                     tiles.next_tile()
 
         @T.inline
         def write_back(consumer):
-            acc = PipelineState(ACC, phase=FIRST_LAP_WAITS)
+            acc = PipelineState(ACC, phase=first_result)
             # Runs on across tiles. Starting again with each tile would let a tile rewrite the buffer that the store
             # before it may still be reading: wait_group.read(STAGING - 1) covers buffers in turn, not by number.
             staging = PipelineState(STAGING, phase=FIRST_LAP_WAITS)
@@ -338,22 +397,22 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                 for chunk in range(plan.chunks):
                     column = T.meta_var(slot * MMA_N + chunk * EPI)
                     Tx.wg.copy_async(chunk_f32_wg[:], tmem[:, column : column + EPI])
-                    unless("early_release", T.ptx.tcgen05.wait__ld.sync.aligned)
+                    _when(fault not in ("early_release", "no_ld_wait"), T.ptx.tcgen05.wait__ld.sync.aligned)
                     # Before the stores, so that the next tile's MMAs overlap them.
                     if chunk == plan.chunks - 1:
-                        T.ptx.tcgen05.fence__before_thread_sync()
-                        ld2mma_leader.arrive(slot)
+                        unless("no_before_fence", T.ptx.tcgen05.fence__before_thread_sync)
+                        drained.arrive(slot)
                     _when(planted("early_release"), T.ptx.tcgen05.wait__ld.sync.aligned)
                     Tx.cast(chunk_16[:], chunk_f32[:])
                     # The thread that issues the stores is the one that can wait for them to have read their buffer.
                     if storer:
-                        unless("no_store_wait", T.ptx.cp.async_.bulk.wait_group.read, STAGING - 1)
-                    T.cuda.warpgroup_sync(WRITEBACK_BARRIER + consumer)
+                        unless("no_store_wait", T.ptx.cp.async_.bulk.wait_group.read, stores_in_flight)
+                    sync_writers(consumer)
                     buffer = T.meta_var((_at(CONSUMERS, consumer), _at(STAGING, staging.stage)))
                     Tx.wg.copy(D_smem[buffer[0], buffer[1], :, :], chunk_16_wg[:, :])
                     # Each thread makes its own writes visible to the copy engine, then the storer may start it.
                     unless("no_proxy_fence", T.ptx.fence.proxy.async_.shared__cta)
-                    unless("no_staging_sync", T.cuda.warpgroup_sync, WRITEBACK_BARRIER + consumer)
+                    unless("no_staging_sync", sync_writers, consumer)
                     if storer:
                         m_from = T.meta_var(m_start + consumer * CG * BM)
                         for part in T.unroll(plan.stores):
@@ -364,7 +423,7 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
                                 D_smem[buffer[0], buffer[1], :, in_chunk : in_chunk + plan.store_n],
                                 dispatch=TMA,
                             )
-                        T.ptx.cp.async_.bulk.commit_group()
+                        unless("no_store_commit", T.ptx.cp.async_.bulk.commit_group)
                     staging.advance()
                 acc.advance()
                 tiles.next_tile()
@@ -383,8 +442,7 @@ def build_gemm_sm100(problem: GemmProblem, config: Sm100GemmConfig, sm_count: in
         # Lanes that were not elected are here long before the one that was; an aligned barrier takes whole warps.
         T.cuda.warp_sync()
         # The pair shares its tensor memory and its barriers: neither CTA leaves before both are done.
-        _when(CG == 1, T.cuda.cta_sync)
-        _when(CG > 1, T.cuda.cluster_sync)
+        _when(True, T.cuda.cta_sync if CG == 1 or planted("cta_exit") else T.cuda.cluster_sync)
         # `warp` counts within the warpgroup, so the warpgroup has to be named too.
         if (wg < owners) & (warp == 0):
             T.ptx[f"tcgen05.relinquish_alloc_permit.cta_group::{CG}.sync.aligned"]()

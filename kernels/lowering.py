@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import CompileError
+from kernels.ladder import Sm90StepConfig, Sm100StepConfig, StepConfig
 from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def build(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: An
 
     Raises ConfigError for a config that cannot serve the problem.
     """
+    if isinstance(config, StepConfig):
+        return _build_step(problem, config)
     if isinstance(config, Sm90GemmConfig):
         from kernels.gemm_sm90 import build_gemm_sm90
 
@@ -60,6 +63,20 @@ def build(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: An
 
     with light_frames():
         return build_gemm_sm100(problem, config, sm_count, **variant)
+
+
+def _build_step(problem: GemmProblem, config: StepConfig) -> Any:
+    """A simple kernel of the ladder."""
+    if isinstance(config, Sm90StepConfig):
+        from kernels.ladder_sm90 import build_step_sm90
+
+        with light_frames():
+            return build_step_sm90(problem, config)
+    assert isinstance(config, Sm100StepConfig)
+    from kernels.ladder_sm100 import build_step_sm100
+
+    with light_frames():
+        return build_step_sm100(problem, config)
 
 
 def lower(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: Any) -> LoweredKernel:

@@ -183,6 +183,11 @@ def _explain_commands(commands: Any) -> None:
     )
     verify.add_argument("--force", action="store_true", help="run the checkers although a clean verdict is stored")
     _target(verify)
+    ladder = _command(commands, "ladder", "ladder", "ladder", "build and time the tutorial's steps beside the library")
+    ladder.add_argument("shape", nargs="?", metavar="MxNxK", help="multiples of 128, 128 and 64")
+    ladder.add_argument("--from", dest="recorded", metavar="FILE", help="print a recorded ladder instead")
+    ladder.add_argument("--svg", metavar="FILE", help="draw the times")
+    _target(ladder)
 
 
 def _database_commands(commands: Any) -> None:
