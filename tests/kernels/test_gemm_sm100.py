@@ -143,11 +143,11 @@ def test_an_unknown_fault_is_refused() -> None:
         build_gemm_sm100(SQUARE, BASE, B200_SMS, fault="no_such")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_changes_the_generated_source(fault: str) -> None:
-    """On a CTA pair with two staging buffers all of them take effect."""
-    config = replace(BASE, epi_stages=2)
-    assert _lowered(config, fault=fault).source_hash != _lowered(config).source_hash
+@pytest.mark.parametrize("fault", ["stale_accumulator", "same_b_half"])
+def test_faults_that_no_structural_rule_names_change_the_source(fault: str) -> None:
+    """The others are found in the source by the rules, which they could not be if they changed nothing."""
+    assert fault in FAULTS
+    assert _lowered(BASE, fault=fault).source_hash != _lowered(BASE).source_hash
 
 
 def _kernel_calls(source: str) -> str:

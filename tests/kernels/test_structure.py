@@ -58,6 +58,7 @@ PINGPONG = sm90(
     GemmProblem(m=512, n=192, k=200), schedule="pingpong", num_consumers=2, blk_n=48, epi_n=16, blk_k=32, pipe_depth=3
 )
 BLACKWELL = sm100(cta_group=2, num_consumers=1, blk_n=48, epi_n=32, epi_stages=2, blk_k=16, pipe_depth=2)
+BLACKWELL_TWO = sm100(cta_group=2, num_consumers=2, acc_stages=2, blk_n=32, epi_n=32, blk_k=16, pipe_depth=2)
 
 CLEAN = (
     HOPPER,
@@ -124,23 +125,46 @@ SPLIT_FAULTS: dict[str, str | None] = {
 PINGPONG_FAULTS: dict[str, str | None] = {"no_turn": "turn"}
 BLACKWELL_FAULTS: dict[str, str | None] = {
     "phase": "barrier phase",
+    "acc_phase": "barrier phase",
     "expect_tx": "transaction bytes",
     "arrive_count": "barrier init",
+    "both_announce": "transaction bytes",
+    "own_full": "transaction bytes",
+    "own_drained": "accumulator release",
     "one_cta_mask": "commit mask",
+    "result_mask": "commit mask",
     "no_empty_wait": "empty wait",
     "no_full_wait": "full wait",
     "no_acc_wait": "accumulator wait",
     "no_result_wait": "result wait",
-    "early_release": "accumulator release",
+    "no_ld_wait": "accumulator read",
     "no_store_wait": "staging reuse",
-    "staging_restart": "staging reuse",
     "no_exit_wait": "exit store wait",
+    "no_stage_drain": "stage drain",
+    "no_stage_commit": "mma commit",
+    "no_result_commit": "mma commit",
+    "no_store_commit": "store commit",
     "no_proxy_fence": "proxy fence",
-    "no_staging_sync": "staging barrier",
     "no_after_fence": "tcgen05 fence",
+    "no_mma_fence": "tcgen05 fence",
+    "no_before_fence": "tcgen05 fence",
+    "no_init_fence": "init fence",
+    "no_staging_sync": "staging barrier",
+    "cta_sync_in_role": "warpgroup",
     "no_cluster_sync": "init barrier",
+    "no_init_sync": "init barrier",
+    "cta_exit": "exit barrier",
+    "early_release": "accumulator release",
+    "early_stage_release": "full wait",
+    "staging_restart": "staging reuse",
+    "one_buffer_short": "staging reuse",
     "dealloc_two_warps": "tensor memory",
+    "no_dealloc": "tensor memory",
+    "stale_accumulator": None,  # values: the simulator sees it
+    "same_b_half": None,  # a coordinate
 }
+# These need a second consumer, or a second accumulator slot, to take effect.
+BLACKWELL_TWO_FAULTS: dict[str, str | None] = {"shared_sync": "warpgroup", "one_accumulator": "accumulator wait"}
 FAULTY = tuple(
     (replace(base, fault=fault), rule)
     for base, faults in (
@@ -148,6 +172,7 @@ FAULTY = tuple(
         (SPLIT, SPLIT_FAULTS),
         (PINGPONG, PINGPONG_FAULTS),
         (BLACKWELL, BLACKWELL_FAULTS),
+        (BLACKWELL_TWO, BLACKWELL_TWO_FAULTS),
     )
     for fault, rule in faults.items()
 )
@@ -210,7 +235,7 @@ def test_tables_cover_every_fault_of_both_templates() -> None:
     assert set(HOPPER_FAULTS) == set(gemm_sm90.FAULTS)
     assert set(SPLIT_FAULTS) == set(gemm_sm90.SPLIT_FAULTS)
     assert set(PINGPONG_FAULTS) == set(gemm_sm90.PINGPONG_FAULTS)
-    assert set(BLACKWELL_FAULTS) == set(gemm_sm100.FAULTS)
+    assert set(BLACKWELL_FAULTS | BLACKWELL_TWO_FAULTS) == set(gemm_sm100.FAULTS)
 
 
 # ---------------------------------------------------------------------------------------------- edits of clean sources
