@@ -134,28 +134,24 @@ def _swizzle(row_elements: int) -> str:
     return next(f"{atom}-byte swizzle" for atom in (128, 64, 32) if row_bytes % atom == 0)
 
 
-def _shared_memory(config: GemmConfig, staging_rows: int) -> tuple[Region, ...]:
-    """Header, ring of A, ring of B, staging buffers: both templates lay them out in this order."""
-    a_bytes = ELEMENT_BYTES * config.pipe_depth * config.cta_rows * config.blk_k
-    b_bytes = ELEMENT_BYTES * config.pipe_depth * config.blk_n * config.blk_k
-    operand, consumers = _swizzle(config.blk_k), config.num_consumers
-    rows = f"{consumers} x {config.blk_m}" if consumers > 1 else str(config.blk_m)
-    parts = (
-        ("mbarriers, TMEM address" if isinstance(config, Sm100GemmConfig) else "mbarriers", HEADER_BYTES, "8 B each"),
-        ("A ring", a_bytes, f"{config.pipe_depth} stages of {rows} rows x {config.blk_k}, K-major, {operand}"),
-        ("B ring", b_bytes, f"{config.pipe_depth} stages of {config.blk_n} rows x {config.blk_k}, K-major, {operand}"),
-        (
-            "D staging",
-            config.epilogue_bytes,
-            f"{consumers} x {config.epi_stages} buffers of {staging_rows} rows x {config.epi_n}, "
-            f"{_swizzle(config.epi_n)}",
-        ),
+def _ring(config: GemmConfig, operand: str, rows: int, shown_rows: str = "") -> tuple[str, int, str]:
+    layout = (
+        f"{config.pipe_depth} stages of {shown_rows or rows} rows x {config.blk_k}, K-major, {_swizzle(config.blk_k)}"
     )
-    return tuple(_placed(parts))
+    return f"{operand} ring", ELEMENT_BYTES * config.pipe_depth * rows * config.blk_k, layout
 
 
-def _placed(parts: tuple[tuple[str, int, str], ...]) -> Iterator[Region]:
-    start = 0
+def _staging(config: GemmConfig, rows: int, size_bytes: int) -> tuple[str, int, str]:
+    buffers = f"{config.num_consumers} x {config.epi_stages} buffers of {rows} rows x {config.epi_n}"
+    return "D staging", size_bytes, f"{buffers}, {_swizzle(config.epi_n)}"
+
+
+def _placed(*parts: tuple[str, int, str]) -> Iterator[Region]:
+    """Regions one behind the other, behind the header; both templates lay them out so."""
+    yield Region(
+        name="header", start=0, size_bytes=HEADER_BYTES, layout="mbarriers of 8 B; on sm_100a the TMEM address"
+    )
+    start = HEADER_BYTES
     for name, size_bytes, layout in parts:
         yield Region(name=name, start=start, size_bytes=size_bytes, layout=layout)
         start += size_bytes
@@ -187,16 +183,15 @@ def _staging_sync(config: GemmConfig, first: int) -> Barrier:
 
 
 def _lifetime(config: GemmConfig, what: str) -> Barrier:
-    pair = config.cta_group > 1
-    scope = "cluster" if pair else "CTA"
+    scope = "cluster" if config.cluster_size > 1 else "CTA"
     return Barrier(
         name=f"{scope} barrier",
         kind=f"{scope} barrier",
         slots=1,
-        arrivals=config.threads * config.cta_group,
+        arrivals=config.threads * config.cluster_size,
         arrives=f"all threads of the {scope}, after the set-up and before the exit",
         waits="the same threads",
-        protects=what + (" of both CTAs" if pair else ""),
+        protects=what + (" of every CTA of the cluster" if config.cluster_size > 1 else ""),
     )
 
 
@@ -208,7 +203,18 @@ def _sm100(config: Sm100GemmConfig) -> Anatomy:
     return Anatomy(
         roles=tuple(_sm100_roles(config)),
         barriers=_sm100_barriers(config),
-        shared_memory=_shared_memory(config, config.blk_m),
+        shared_memory=tuple(
+            _placed(
+                _ring(
+                    config,
+                    "A",
+                    config.cta_rows,
+                    f"{config.num_consumers} x {config.blk_m}" if config.num_consumers > 1 else "",
+                ),
+                _ring(config, "B", config.blk_n),
+                _staging(config, config.blk_m, config.epilogue_bytes),
+            )
+        ),
         tensor_memory=tuple(_sm100_columns(config)),
         registers=(
             Registers(owner="writeback: one chunk, then its 16-bit pack", granted=None, accumulators=chunk),
@@ -316,10 +322,17 @@ def _sm100_columns(config: Sm100GemmConfig) -> Iterator[Columns]:
 
 def _sm90(config: Sm90GemmConfig) -> Anatomy:
     producer, consumer = SM90_REGISTERS[config.num_consumers]
+    wide, narrow = ("B", "A") if config.swap_ab else ("A", "B")
+    parts = [_ring(config, wide, config.mma_rows), _ring(config, narrow, config.blk_n)]
+    if not config.swap_ab:
+        parts.append(_staging(config, WGMMA_ROWS, config.staging_bytes))
+    if config.split_k > 1:
+        layout = f"float32 sums of {config.split_k - 1} other parts of K, for each chunk that the CTA owns"
+        parts.append(("exchange", config.exchange_bytes, layout))
     return Anatomy(
         roles=tuple(_sm90_roles(config)),
-        barriers=_sm90_barriers(config),
-        shared_memory=_shared_memory(config, WGMMA_ROWS),
+        barriers=tuple(_sm90_barriers(config)),
+        shared_memory=tuple(_placed(*parts)),
         tensor_memory=(),
         registers=(
             Registers(owner="producer warpgroup", granted=producer, accumulators=0),
@@ -333,9 +346,9 @@ def _sm90(config: Sm90GemmConfig) -> Anatomy:
 
 
 def _sm90_roles(config: Sm90GemmConfig) -> Iterator[Role]:
-    pair = config.cta_group > 1
-    every = " of both CTAs" if pair else ""
-    multicast = f", half of each tile of {config.share} multicast to both" if pair else ""
+    every = f" of each of {config.cluster_size} CTAs" if config.cluster_size > 1 else ""
+    multicast = f", half of each tile of {config.share} multicast to both" if config.cta_group > 1 else ""
+    turns, split = config.schedule == "pingpong", config.split_k > 1
     yield Role(
         name="TMA producer",
         scope=f"warpgroup {config.num_consumers}, warp 0{every}: one elected thread",
@@ -343,39 +356,78 @@ def _sm90_roles(config: Sm90GemmConfig) -> Iterator[Role]:
         waits=("mma2tma",),
         signals=("tma2mma",),
     )
+    wgmma = f"{config.blk_m // WGMMA_ROWS} x wgmma.m64n{config.blk_n}k16"
+    exchange = ", st.async of parts to the CTA that sums them" if split else ""
+    stores = ", then st.global" if config.swap_ab else ", then stmatrix and TMA store"
+    waits = ["tma2mma", *(["turn"] if turns else []), *(["sum2parts", "parts2sum"] if split else [])]
+    signals = ["mma2tma", *(["turn"] if turns else []), *(["parts2sum", "sum2parts"] if split else [])]
     for consumer in range(config.num_consumers):
+        issuer = "" if config.swap_ab else ", one of which issues the stores"
         yield Role(
-            name=f"consumer {consumer}",
-            scope=f"warpgroup {consumer}{every}: 128 threads, one of which issues the stores",
-            dispatch=f"{config.blk_m // WGMMA_ROWS} x wgmma.m64n{config.blk_n}k16, then stmatrix and TMA store",
-            waits=("tma2mma", "store groups"),
-            signals=("mma2tma",),
+            name=f"consumer {consumer}{', every second tile' if turns else ''}",
+            scope=f"warpgroup {consumer}{every}: 128 threads{issuer}",
+            dispatch=f"{wgmma}{exchange}{stores}",
+            waits=(*waits, *(() if config.swap_ab else ("store groups",))),
+            signals=tuple(signals),
         )
 
 
-def _sm90_barriers(config: Sm90GemmConfig) -> tuple[Barrier, ...]:
-    pair = config.cta_group > 1
-    return (
-        Barrier(
-            name="tma2mma",
+def _sm90_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
+    pair, turns = config.cta_group > 1, config.schedule == "pingpong"
+    readers = "the consumer whose turn it is" if turns else "each consumer"
+    yield Barrier(
+        name="tma2mma",
+        kind="mbarrier",
+        slots=config.pipe_depth,
+        arrivals=1,
+        arrives=f"this CTA's producer announces the bytes; the copies{' of both CTAs' if pair else ''} count theirs",
+        waits=f"{readers} of this CTA",
+        protects="a stage of A and B that is not yet full",
+    )
+    yield Barrier(
+        name="mma2tma",
+        kind="mbarrier",
+        slots=config.pipe_depth,
+        arrivals=(1 if turns else config.num_consumers) * config.cta_group,
+        arrives=f"one thread of {readers}{' of both CTAs' if pair else ''}",
+        waits="this CTA's producer",
+        protects="a stage of A and B that wgmmas still read",
+    )
+    if turns:
+        yield Barrier(
+            name="turn",
             kind="mbarrier",
-            slots=config.pipe_depth,
+            slots=config.num_consumers,
             arrivals=1,
-            arrives="this CTA's producer announces the bytes; the copies"
-            f"{' of both CTAs' if pair else ''} count theirs",
-            waits="every consumer of this CTA",
-            protects="a stage of A and B that is not yet full",
-        ),
-        Barrier(
-            name="mma2tma",
-            kind="mbarrier",
-            slots=config.pipe_depth,
-            arrivals=config.num_consumers * config.cta_group,
-            arrives=f"one thread of each consumer{' of both CTAs' if pair else ''}",
-            waits="this CTA's producer",
-            protects="a stage of A and B that wgmmas still read",
-        ),
-        _staging_sync(config, 1),
-        _stores(config),
-        _lifetime(config, "barriers"),
+            arrives="one thread of the other consumer, when it has waited for its tile's last stage",
+            waits="the consumer",
+            protects="the order in which consumers take stages",
+        )
+    if config.split_k > 1:
+        yield from _exchange_barriers(config)
+    if not config.swap_ab or config.split_k > 1:
+        yield _staging_sync(config, 1)
+    if not config.swap_ab:
+        yield _stores(config)
+    yield _lifetime(config, "barriers")
+
+
+def _exchange_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
+    yield Barrier(
+        name="parts2sum",
+        kind="mbarrier",
+        slots=config.num_consumers,
+        arrivals=1,
+        arrives="one thread of the owner announces the bytes; the st.async of the other CTAs count theirs",
+        waits="the same consumer of the CTA that owns the chunk",
+        protects="parts of a sum that have not all come",
+    )
+    yield Barrier(
+        name="sum2parts",
+        kind="mbarrier",
+        slots=config.num_consumers,
+        arrivals=config.split_k,
+        arrives="one thread of the same consumer of every CTA, when it has read what was sent to it",
+        waits="the consumer that sends",
+        protects="parts of a sum that are still being read",
     )

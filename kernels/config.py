@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from math import ceil
 from typing import Any, ClassVar, Self
 
@@ -51,7 +50,7 @@ class GemmConfig:
     epi_stages: int = 2
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(self.arch.name):
+        for name, kind in _kinds(type(self)):
             value = getattr(self, name)
             if type(value) is not kind:
                 raise ConfigError(f"knob {name} must be {kind.__name__}, got {value!r}", knob=name)
@@ -63,7 +62,7 @@ class GemmConfig:
     @classmethod
     def knobs(cls) -> tuple[str, ...]:
         """Names of the knobs, in the order in which they are printed."""
-        return tuple(name for name, _ in _kinds(cls.arch.name))
+        return tuple(name for name, _ in _kinds(cls))
 
     @classmethod
     def from_dict(cls, knobs: dict[str, Any]) -> Self:
@@ -159,10 +158,14 @@ class GemmConfig:
         return self.k_blocks(problem)
 
 
-@cache
-def _kinds(arch: str) -> tuple[tuple[str, type], ...]:
+_KINDS: dict[type[GemmConfig], tuple[tuple[str, type], ...]] = {}
+
+
+def _kinds(config_class: type[GemmConfig]) -> tuple[tuple[str, type], ...]:
     """Name and type of each knob. Kept: spaces make tens of thousands of configs."""
-    return tuple((field.name, type(field.default)) for field in fields(CONFIG_CLASSES[arch]))
+    if config_class not in _KINDS:
+        _KINDS[config_class] = tuple((field.name, type(field.default)) for field in fields(config_class))
+    return _KINDS[config_class]
 
 
 @dataclass(frozen=True, kw_only=True)
