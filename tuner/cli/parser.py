@@ -231,10 +231,15 @@ def _stale(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain_commands(commands: Any) -> None:
-    explain = _command(commands, "explain", "explain", "explain", "resources, rules and predicted time of a config")
-    explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
+    explain = _command(commands, "explain", "explain", "explain", "parts, needs, rules and predicted time of a config")
+    explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object, file, or id of a stored result")
     explain.add_argument("--shape", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)")
+    explain.add_argument(
+        "--compile", action="store_true", help="compile it too: registers, spills, machine instructions"
+    )
+    explain.add_argument("--svg", metavar="FILE", help="draw the pipeline's timeline, as the model sees it")
     _target(explain)
+    _url(explain)
     verify = _command(commands, "verify", "verify", "verify", "run every gate that needs no GPU on a config")
     verify.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
     verify.add_argument(
