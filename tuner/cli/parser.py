@@ -207,7 +207,12 @@ def _answer_commands(commands: Any) -> None:
     export = _command(commands, "export", "answers", "export", "write tuned kernels to one bundle")
     export.add_argument("result", nargs="+", metavar="RESULT", help="result id, or MxNxK of a tuned problem")
     _target(export)
-    export.add_argument("-o", "--output", required=True, metavar="FILE", help="bundle to write (zip)")
+    export.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="bundle to write; for a wheel, the folder to write it to"
+    )
+    export.add_argument(
+        "--format", choices=("zip", "wheel"), default="zip", help="modules with a manifest, or a Python package (zip)"
+    )
     export.add_argument("--allow-unverified", action="store_true", help="export candidates too; the manifest says so")
     _url(export)
 
