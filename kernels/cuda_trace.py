@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels.cuda_source import CLUSTER_WINDOW, UNKNOWN, Expression, Helper, Kernel, SourceError, Statement, Value
+from kernels.cuda_expressions import Expression, SourceError, Value
+from kernels.cuda_instructions import UNKNOWN, Helper
 
+if TYPE_CHECKING:
+    from kernels.cuda_source import Kernel, Statement
+
+# CTA r of the cluster sees its own shared memory at 0 and that of CTA c through a window at (c + 1) * CLUSTER_WINDOW.
+CLUSTER_WINDOW = 1 << 24
 _THREAD_NAMES = frozenset({"threadIdx.x", "warp_id_in_cta"})
 _THREAD_HELPERS = frozenset({"elect", "thread_rank"})
 _RANK_HELPERS = frozenset({"cta_rank", "cta_rank_y"})

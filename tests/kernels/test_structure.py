@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from kernels.cuda_source import SourceError, read_helpers, read_kernel
+from kernels.cuda_expressions import SourceError
+from kernels.cuda_instructions import read_helpers
+from kernels.cuda_source import read_kernel
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import GemmProblem
 from kernels.structure import RULES, Finding, structural_findings
@@ -160,7 +162,7 @@ BLACKWELL_FAULTS: dict[str, str | None] = {
     "one_buffer_short": "staging reuse",
     "dealloc_two_warps": "tensor memory",
     "no_dealloc": "tensor memory",
-    "stale_accumulator": None,  # values: the simulator sees it
+    "stale_accumulator": "accumulator start",
     "same_b_half": None,  # a coordinate
 }
 # These need a second consumer, or a second accumulator slot, to take effect.

@@ -1,0 +1,100 @@
+"""What the structural rules know of a kernel as a whole, and the shape of a rule that follows one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kernels.cuda_trace import CLUSTER_WINDOW
+from kernels.problem import ELEMENT_BYTES
+
+if TYPE_CHECKING:
+    from kernels.config import GemmConfig
+    from kernels.cuda_trace import Event, Trace, Walk
+    from kernels.launch import TensorMapPlan
+
+
+Report = Callable[[str, int, str], None]
+# A ring's waiting side that asks for "empty" starts one phase ahead, so that its first lap passes.
+STARTS_AHEAD = frozenset({"mma2tma", "ld2mma", "sum2parts"})
+PART_BYTES = 16  # of one st.async: four float32
+BARRIER_OPERAND = {
+    "mbarrier_wait": "barrier", "arrive": "addr", "expect_tx": "addr", "tma_load": "mbar", "tcgen05_commit": "mbar",
+    "remote_write": "mbar",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One mbarrier: ring name, slot number, and the CTA whose shared memory holds it."""
+
+    ring: str
+    number: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.ring}[{self.number}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes [low, high) of one CTA's shared memory that hold one operand of one stage."""
+
+    rank: int
+    operand: str
+    stage: int
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the checks know of the kernel as a whole.
+
+    walk: how far threads were followed
+    maps: tensor maps by kernel parameter
+    barriers: ring and slot number by shared-memory address
+    regions: where stages lie, learned from the loads
+    """
+
+    config: GemmConfig
+    walk: Walk
+    maps: dict[str, TensorMapPlan]
+    barriers: dict[int, tuple[str, int]]
+    regions: list[Region] = field(default_factory=list)
+
+    def slot(self, event: Event, rank: int) -> Slot | None:
+        """The mbarrier that an instruction of CTA `rank` uses, or None where it uses none that was initialised."""
+        operand = BARRIER_OPERAND.get(event.kind)
+        if operand is None:
+            return None
+        window, address = divmod(int(event.values[operand]), CLUSTER_WINDOW)
+        found = self.barriers.get(address)
+        return Slot(*found, window - 1 if window else rank) if found else None
+
+    def box_bytes(self, event: Event) -> int:
+        """Bytes of one TMA copy."""
+        elements = 1
+        for extent in self.maps[event.values["tmap"]].box:
+            elements *= extent
+        return elements * ELEMENT_BYTES
+
+    def region(self, rank: int, operand: str, address: int) -> Region | None:
+        return next(
+            (r for r in self.regions if r.rank == rank and r.operand == operand and r.low <= address < r.high), None
+        )
+
+
+class Check:
+    """Base: sees every instruction of one thread in order, then its end."""
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        self.facts, self.trace, self.report = facts, trace, report
+        self.config = facts.config
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        raise NotImplementedError
+
+    def end(self, line: int) -> None:
+        """`line` is that of the thread's last instruction."""
