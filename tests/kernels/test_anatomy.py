@@ -15,7 +15,8 @@ from kernels.devices import profile_named
 from kernels.lowering import lower
 from kernels.problem import GemmProblem
 from kernels.resources import resources_of
-from kernels.structure import _walk, ring_counts
+from kernels.structure import _walk
+from kernels.structure_counts import ring_counts
 from search_space.space import random_legal
 from search_space.starting import PRESETS
 
