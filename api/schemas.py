@@ -233,8 +233,8 @@ class ExportIn(Strict):
 
     results: Annotated[list[Name], Field(min_length=1, max_length=MAX_EXPORT_RESULTS)]
     """Ids of results, as GET /v1/best and GET /v1/results give them."""
-    format: Literal["zip"] = "zip"
-    """File format of the bundle."""
+    format: Literal["zip", "wheel"] = "zip"
+    """`zip`: modules with a manifest. `wheel`: a Python package whose `matmul` picks among them."""
     allow_unverified: Annotated[bool, Field(strict=True)] = False
     """Export results that lack `numeric` or `checked`; the manifest repeats it."""
 

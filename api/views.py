@@ -539,6 +539,7 @@ class ExportView(BaseModel):
             "format": "zip",
             "allow_unverified": False,
             "bundle": f"/v1/exports/{ID_EXAMPLE}/bundle",
+            "file_name": "gemms-5f0c6d2e.zip",
             "bundle_sha256": SHA_EXAMPLE,
             "size_bytes": 183204,
             "created_at": WHEN_EXAMPLE,
@@ -554,6 +555,8 @@ class ExportView(BaseModel):
     allow_unverified: bool
     bundle: str | None
     """Path of the bundle on this service; null until the export is DONE."""
+    file_name: str | None
+    """Name to store it under: pip reads a wheel's version and platform from it."""
     bundle_sha256: str | None
     size_bytes: int | None
     created_at: datetime

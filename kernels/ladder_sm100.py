@@ -52,8 +52,10 @@ def build_step_sm100(problem: GemmProblem, config: Sm100StepConfig) -> Any:
         return TileLayout(S[(BM, columns) : (1 @ tid_in_wg, 1)])
 
     def emit(wanted: bool, statement: Any, *arguments: Any) -> None:
-        if wanted:
-            statement(*arguments)
+        """Put a statement into the kernel or leave it out."""
+        made = statement(*arguments) if wanted else None
+        if made is not None:  # inlined functions emit what they do, instructions are returned
+            T.evaluate(made)
 
     @T.prim_func
     def gemm(A: T.Buffer((M, K), dtype), B: T.Buffer((N, K), dtype), D: T.Buffer((M, N), dtype)):
@@ -170,6 +172,9 @@ def build_step_sm100(problem: GemmProblem, config: Sm100StepConfig) -> Any:
             mma2ld.wait(0, phase)
             T.ptx.tcgen05.fence__after_thread_sync()
             emit(step == 1, add_to_sums)
+            # Without this, warp 0 could finish the next block while another warp still waits for this one's phase, and
+            # would wait for ever (synccheck: "can be overtaken"). Threads that copy meet at a barrier anyway.
+            emit(step == 4, T.cuda.cta_sync)
             phase = phase ^ 1
         emit(step != 1, read_back, sums, 0, BN)
         Tx.cast(rounded[:], sums[:])

@@ -124,39 +124,69 @@ class Prediction:
     l2_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimes:
+    """What one stage of a CTA takes, by what may limit it, and one epilogue.
+
+    compute_us: tensor core
+    port_us: bytes of the stage through the SM's port
+    memory_us: share of the device memory traffic
+    latency_us: round trip of a slot of the ring, over the slots
+    load_us: what the loads come to, the three above taken together
+    epilogue_us: from the last MMA of a tile until its accumulator is free
+    """
+
+    compute_us: float
+    port_us: float
+    memory_us: float
+    latency_us: float
+    load_us: float
+    epilogue_us: float
+
+
+def stage_times(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> StageTimes:
+    """The pieces of `predict`, for whoever draws them."""
+    walk = walk_of(problem, config, profile.sm_count)
+    clocks_per_us = float(profile.clock_mhz)
+    stages = walk.waves * walk.k_blocks
+    memory_us = _dram_bytes(problem, config, profile, walk) / (profile.bandwidth_bytes_per_s * BANDWIDTH_SHARE) * 1e6
+    compute = _compute_clocks(problem, config) / clocks_per_us
+    port = max(_stage_traffic(problem, config)) / SM_PORT_BYTES_PER_CLOCK / clocks_per_us
+    bandwidth, latency = max(port, memory_us / stages), _latency_us(config, port, compute)
+    return StageTimes(
+        compute_us=compute,
+        port_us=port,
+        memory_us=memory_us / stages,
+        latency_us=latency,
+        load_us=bandwidth if stages <= config.pipe_depth else (latency**KNEE + bandwidth**KNEE) ** (1 / KNEE),
+        epilogue_us=_epilogue_clocks(config) / clocks_per_us + _exchange_us(config, clocks_per_us),
+    )
+
+
 def predict(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> Prediction:
     """Estimate a config that breaks no rule on this device. Raises ConfigError for one of another architecture."""
     if config.arch.name != profile.arch.name:
         raise ConfigError(f"config for {config.arch.name}, {profile.name} runs {profile.arch.name}", knob="arch")
     walk = walk_of(problem, config, profile.sm_count)
-    clocks_per_us = float(profile.clock_mhz)
     stages = walk.waves * walk.k_blocks
     arriving, requested = _stage_traffic(problem, config)
     dram_bytes = _dram_bytes(problem, config, profile, walk)
-    memory_us = dram_bytes / (profile.bandwidth_bytes_per_s * BANDWIDTH_SHARE) * 1e6
-
-    compute = _compute_clocks(problem, config) / clocks_per_us
-    port = max(arriving, requested) / SM_PORT_BYTES_PER_CLOCK / clocks_per_us
-    bandwidth = max(port, memory_us / stages)
-    latency = _latency_us(config, port, compute)
-    load = bandwidth if stages <= config.pipe_depth else (latency**KNEE + bandwidth**KNEE) ** (1 / KNEE)
-
-    epilogue = _epilogue_clocks(config) / clocks_per_us + _exchange_us(config, clocks_per_us)
-    tile_us = _tile_us(config, walk, compute, load, epilogue)
-    overhead_us = LAUNCH_US + LOAD_LATENCY_US + port + LOAD_LATENCY_US
-    last_us = walk.k_blocks * max(compute, load)
+    one = stage_times(problem, config, profile)
+    tile_us = _tile_us(config, walk, one.compute_us, one.load_us, one.epilogue_us)
+    overhead_us = LAUNCH_US + LOAD_LATENCY_US + one.port_us + LOAD_LATENCY_US
+    last_us = walk.k_blocks * max(one.compute_us, one.load_us)
     rows, cols = config.cluster_tile
-    terms = {"compute": compute, "memory": memory_us / stages, "l2": port, "latency": latency}
+    terms = {"compute": one.compute_us, "memory": one.memory_us, "l2": one.port_us, "latency": one.latency_us}
     if stages <= config.pipe_depth:
         del terms["latency"]
     return Prediction(
-        time_us=overhead_us + (walk.waves - 1) * tile_us + last_us + epilogue,
+        time_us=overhead_us + (walk.waves - 1) * tile_us + last_us + one.epilogue_us,
         bound=max(terms, key=lambda name: terms[name]),
-        compute_us=compute * stages,
-        memory_us=memory_us,
-        l2_us=port * stages,
-        latency_us=latency * stages,
-        epilogue_us=(walk.waves - 1) * (tile_us - last_us) + epilogue,
+        compute_us=one.compute_us * stages,
+        memory_us=one.memory_us * stages,
+        l2_us=one.port_us * stages,
+        latency_us=one.latency_us * stages,
+        epilogue_us=(walk.waves - 1) * (tile_us - last_us) + one.epilogue_us,
         overhead_us=overhead_us,
         tiles=walk.tiles,
         clusters=walk.clusters,

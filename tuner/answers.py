@@ -143,6 +143,7 @@ class Export(TypedDict):
     format: str
     allow_unverified: bool
     bundle: str | None
+    file_name: str | None
     bundle_sha256: str | None
     size_bytes: int | None
     created_at: str

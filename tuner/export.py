@@ -94,6 +94,18 @@ def build_bundle(
     Raises ExportError for no results, a result without a module or without the evidence that publication needs, and
     ArtifactError when a stored module is missing or damaged.
     """
+    modules, files = collect(results, artifacts, allow_unverified=allow_unverified)
+    files["LICENSE"] = license_text().encode()
+    files["README.md"] = _readme(modules).encode()
+    manifest = manifest_of(modules, files)
+    write_zip(out_path, {MANIFEST_NAME: canonical(manifest), **files})
+    return manifest
+
+
+def collect(
+    results: Sequence[ExportableResult], artifacts: ArtifactStore, *, allow_unverified: bool
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """What a manifest says of each result's module, and the modules by file name. Raises ExportError, ArtifactError."""
     if not results:
         raise ExportError("nothing to export: name at least one result")
     for result in results:
@@ -107,11 +119,7 @@ def build_bundle(
         if reason := contradiction(entry, files[entry["file"]]):
             raise ExportError(f"result {result.id} is not exported: {reason}")
         modules.append(entry)
-    files["LICENSE"] = license_text().encode()
-    files["README.md"] = _readme(modules).encode()
-    manifest = _manifest(modules, files)
-    _write(out_path, {MANIFEST_NAME: _canonical(manifest), **files})
-    return manifest
+    return modules, files
 
 
 def missing_evidence(evidence: Sequence[str]) -> tuple[str, ...]:
@@ -208,7 +216,8 @@ def _sm_count(result: ExportableResult) -> int:
         return default_profile(arch_named(result.arch)).sm_count
 
 
-def _manifest(modules: list[dict[str, Any]], files: Mapping[str, bytes]) -> dict[str, Any]:
+def manifest_of(modules: list[dict[str, Any]], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The manifest of these modules, with the hash of each file that goes with it."""
     return {
         "schema": SCHEMA,
         "generator": f"gemm-tuner {version()}",
@@ -229,11 +238,13 @@ def _manifest(modules: list[dict[str, Any]], files: Mapping[str, bytes]) -> dict
     }
 
 
-def _canonical(manifest: dict[str, Any]) -> bytes:
+def canonical(manifest: dict[str, Any]) -> bytes:
+    """A manifest as it is written: the same content, the same bytes."""
     return (json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _write(out_path: Path, files: Mapping[str, bytes]) -> None:
+def write_zip(out_path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a zip, whole or not at all; the same files give the same bytes. Raises ExportError."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, data in files.items():
@@ -343,7 +354,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         if isinstance(error, ExportError):
             raise
         raise ExportError(f"{path} is not a readable bundle: {error}") from error
-    return manifest, {MANIFEST_NAME: _canonical(manifest), **files}
+    return manifest, {MANIFEST_NAME: canonical(manifest), **files}
 
 
 def _check_entry(path: Path, info: zipfile.ZipInfo) -> None:
@@ -372,7 +383,7 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: Mapping[str, zip
     schema = manifest.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         raise ExportError(f"{path}: schema {schema!r}, this version reads {SCHEMA}: use a matching gemm-tuner")
-    if raw != _canonical(manifest):
+    if raw != canonical(manifest):
         raise ExportError(f"{path}: {MANIFEST_NAME} was edited after it was written")
     _check_manifest(path, manifest)
     return manifest

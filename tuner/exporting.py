@@ -10,6 +10,7 @@ from kernels.artifacts import ArtifactError, ArtifactStore
 from tuner.export import ExportError, build_bundle
 from tuner.records import State
 from tuner.store import write
+from tuner.wheel.build import build_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,18 +22,16 @@ def run_export(
     database: Database, export_id: str, request: dict[str, Any], *, artifacts: ArtifactStore, exports_dir: Path
 ) -> None:
     """Build the bundle of a claimed export and end the export, DONE or FAILED with a reason."""
-    path = exports_dir / f"{export_id}.zip"
     try:
         exports_dir.mkdir(parents=True, exist_ok=True)
-        _build(database, request, artifacts, path)
+        path = _build(database, export_id, request, artifacts, exports_dir)
+        data = path.read_bytes()
     except (ExportError, ArtifactError) as error:
         _fail(database, export_id, str(error))
     except OSError as error:
-        _fail(
-            database, export_id, f"cannot write {path.name}: {error.strerror or error}; free some space and ask again"
-        )
+        reason = f"cannot write the bundle: {error.strerror or error}; free some space and ask again"
+        _fail(database, export_id, reason)
     else:
-        data = path.read_bytes()
         write(
             database,
             lambda session: queries.finish_export(
@@ -46,13 +45,25 @@ def run_export(
         )
 
 
-def _build(database: Database, request: dict[str, Any], artifacts: ArtifactStore, path: Path) -> None:
+def _build(
+    database: Database, export_id: str, request: dict[str, Any], artifacts: ArtifactStore, exports_dir: Path
+) -> Path:
+    """Write the file that was asked for. Raises ExportError, ArtifactError, OSError."""
     with database.read() as session:
         found = [(result_id, queries.result(session, result_id)) for result_id in request["results"]]
     if missing := [result_id for result_id, row in found if row is None]:
         raise ExportError(f"there is no result {missing[0]}")
     rows = [row for _, row in found if row is not None]
-    build_bundle(rows, artifacts, path, allow_unverified=bool(request.get("allow_unverified", False)))
+    allow_unverified = bool(request.get("allow_unverified", False))
+    if request.get("format") == "wheel":
+        # pip reads a wheel's version and platform from its name, so it has a folder of its own.
+        path = build_wheel(rows, artifacts, exports_dir / export_id, allow_unverified=allow_unverified)
+    else:
+        path = exports_dir / f"{export_id}.zip"
+        build_bundle(rows, artifacts, path, allow_unverified=allow_unverified)
+    used = [row.artifact_sha256 for row in rows if row.artifact_sha256]
+    write(database, lambda session: queries.note_use(session, used))
+    return path
 
 
 def _fail(database: Database, export_id: str, reason: str) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernels.errors import ToolchainError
 from kernels.ladder import LIBRARY, PUBLISHED, PUBLISHED_SOURCE, Rung, StepConfig, as_published, simple_rungs
 from kernels.resources import HEADER_BYTES, resources_of
 from search_space.model import predict
 from search_space.starting import preset
 from tuner.engine.base import CompileJob, EvaluateJob
+from tuner.explaining import facts_of
 from tuner.picture import FAINT, GRID, LogScale, Picture
 
 if TYPE_CHECKING:
@@ -96,29 +96,7 @@ def _facts(rung: Rung, kernel: CompiledKernel | None) -> Json:
     facts: Json = {"smem_bytes": smem_bytes, "tmem_columns": config.arch.tmem_columns, "threads": config.threads}
     if kernel is None:
         return facts
-    sass, missing = _sass(kernel.module)
-    return facts | {
-        "registers": kernel.registers,
-        "spill_bytes": kernel.spill_bytes,
-        "stack_bytes": kernel.stack_bytes,
-        "warnings": list(kernel.warnings),
-        "sass": sass,
-        "sass_missing": missing,
-        "source_hash": kernel.source_hash,
-        "artifact_sha256": kernel.sha256,
-        "toolchain": kernel.toolchain,
-    }
-
-
-def _sass(module: bytes) -> tuple[dict[str, int] | None, str]:
-    """Counts of the telling instructions, or why there are none."""
-    from kernels.sass import embedded_cubin, find_nvdisasm, instruction_counts, telling
-    from kernels.toolchain import find_toolchain
-
-    try:
-        return telling(instruction_counts(embedded_cubin(module), find_nvdisasm(find_toolchain()))), ""
-    except (ToolchainError, ValueError) as error:
-        return None, str(error)
+    return facts | facts_of(kernel)
 
 
 def _modeled_us(problem: GemmProblem, rung: Rung, profile: DeviceProfile) -> float | None:
@@ -190,7 +168,7 @@ def _time_text(row: Json) -> str:
 # ---------------------------------------------------------------------- picture
 
 OURS, THEIRS = "#2563eb", "#f59e0b"
-_LEFT, _TOP, _STEP, _BAR, _LENGTH = 250, 76, 44, 15, 560
+_LEFT, _TOP, _STEP, _BAR, _LENGTH = 290, 76, 44, 15, 560
 
 
 def picture(content: Json) -> Picture:
@@ -202,8 +180,8 @@ def picture(content: Json) -> Picture:
     ours = "ours, measured" if content["measured"] else "ours: not measured (no GPU of this kind at hand)"
     drawn.rect(16, 40, 12, 12, OURS)
     drawn.text(34, 51, ours)
-    drawn.rect(330, 40, 12, 12, THEIRS)
-    drawn.text(348, 51, "published for a B200, 4096x4096x4096 fp16")
+    drawn.rect(380, 40, 12, 12, THEIRS)
+    drawn.text(398, 51, "published for a B200, 4096x4096x4096 fp16")
     times = [time for row in rows for time in (_ms(row), row["published_ms"]) if time]
     scale = LogScale(low=min(times) / 1.5, high=max(times) * 1.2, start=_LEFT, length=_LENGTH)
     bottom = _TOP + _STEP * len(rows)

@@ -19,7 +19,9 @@ BUNDLE: Responses = {
 
 @router.post("", status_code=202, responses=errors(404, 409, body=True), summary="Order a bundle")
 def create(body: ExportIn, db: Db, response: Response) -> ExportView:
-    """One zip with the modules of these results. Results without `numeric` and `checked` need `allow_unverified`."""
+    """One zip or wheel with the modules of these results. Results without `numeric` and `checked` need
+    `allow_unverified`.
+    """
     with db.write() as session:
         export = exports.create(session, body)
     response.headers["Location"] = f"/v1/exports/{export.id}"
@@ -40,6 +42,6 @@ def show(export_id: ExportId, db: Db) -> ExportView:
     summary="Download a bundle",
 )
 def bundle(export_id: ExportId, db: Db, settings: Settings) -> Response:
-    """The zip itself, once the export is DONE."""
+    """The file itself, once the export is DONE. A wheel must keep its `file_name`: pip reads it."""
     with db.read() as session:
         return exports.bundle(session, export_id, settings.exports_dir)

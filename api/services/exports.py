@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from starlette.responses import FileResponse
@@ -58,7 +59,15 @@ def bundle(session: Session, export_id: str, exports_dir: Path) -> FileResponse:
         raise Conflict(f"export {export_id} is {export.state}", hint="ask again until its state is DONE")
     path = _stored_file(export, exports_dir)
     headers = {"ETag": f'"{export.bundle_sha256}"'} if export.bundle_sha256 else None
-    return FileResponse(path, media_type="application/zip", filename=f"gemms-{export.id[:8]}.zip", headers=headers)
+    return FileResponse(path, media_type="application/zip", filename=_file_name(export), headers=headers)
+
+
+def _file_name(export: Export) -> str | None:
+    """A wheel has the name that was given to it; None before there is a file."""
+    if export.bundle_path is None:
+        return None
+    own = PurePath(export.bundle_path).name
+    return own if own.endswith(".whl") else f"gemms-{export.id[:8]}.zip"
 
 
 def _stored_file(export: Export, exports_dir: Path) -> Path:
@@ -87,6 +96,7 @@ def export_view(export: Export) -> ExportView:
         format=export.request["format"],
         allow_unverified=export.request["allow_unverified"],
         bundle=f"/v1/exports/{export.id}/bundle" if export.state == State.DONE else None,
+        file_name=_file_name(export),
         bundle_sha256=export.bundle_sha256,
         size_bytes=export.size_bytes,
         created_at=export.created_at,

@@ -18,7 +18,7 @@ from db.queries.best import (
     nearby_many,
     tuned_m,
 )
-from db.queries.devices import add_artifact, artifact, device, devices, known_bad, upsert_device
+from db.queries.devices import add_artifact, artifact, device, devices, known_bad, note_use, upsert_device
 from db.queries.exports import claim_next_export, create_export, export, finish_export
 from db.queries.jobs import (
     NewStudy,
@@ -116,6 +116,7 @@ __all__ = [
     "measurements_of_study",
     "nearby_many",
     "newest_finished",
+    "note_use",
     "pin_result",
     "pinned_results",
     "publish_result",

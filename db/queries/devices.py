@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from db.database import ANSWERS, note_change
 from db.models import Artifact, Device, DeviceState, Study, Trial, utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from sqlalchemy.orm import Session
 
@@ -115,6 +115,11 @@ def add_artifact(
 def artifact(session: Session, sha256: str) -> Artifact | None:
     """One artifact by the hash of its bytes, or None. Called by the export."""
     return session.get(Artifact, sha256)
+
+
+def note_use(session: Session, hashes: Collection[str]) -> None:
+    """Artifacts that are used now are the last to be removed to save space. Called by the export."""
+    session.execute(update(Artifact).where(Artifact.sha256.in_(hashes)).values(last_used_at=utc_now()))
 
 
 def known_bad(session: Session, device_name: str, toolchain: str, source_hash: str) -> Trial | None:

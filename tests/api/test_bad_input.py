@@ -111,8 +111,9 @@ def test_third_problem_is_named_by_its_place(service: Service) -> None:
 
 
 def test_a15_odd_shape_of_a_report_is_refused_up_front(service: Service) -> None:
-    """A15: M=1000, N=1, K=512 has no template; the answer says to pad N to 8."""
-    refused(service, job_body(problems=[{"m": 1000, "n": 1, "k": 512}]), "ProblemError", "pad n to 8")
+    """A15: M=1000, N=1, K=512 has no Blackwell template; the answer says to pad N to 8."""
+    body = job_body(problems=[{"m": 1000, "n": 1, "k": 512}], arch="sm_100a")
+    refused(service, body, "ProblemError", "pad n to 8")
 
 
 def test_several_wrong_fields_are_all_named(service: Service) -> None:

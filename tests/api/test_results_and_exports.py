@@ -114,9 +114,20 @@ def test_finished_bundle_is_downloaded_as_a_zip(service: Service) -> None:
     assert (response.status_code, response.content) == (200, b"PK of a bundle")
     assert response.headers["Content-Type"] == "application/zip"
     assert f'filename="gemms-{export_id[:8]}.zip"' in response.headers["Content-Disposition"]
+    assert shown["file_name"] == f"gemms-{export_id[:8]}.zip"
     assert hashlib.sha256(response.content).hexdigest() == shown["bundle_sha256"]
     assert response.headers["ETag"] == f'"{shown["bundle_sha256"]}"'
     assert service.http.get(shown["bundle"], headers={"Range": "bytes=3-4"}).content == b"of"
+
+
+def test_wheel_is_downloaded_under_its_own_name(service: Service) -> None:
+    """pip reads a wheel's version and platform from the name."""
+    name = "tuned_gemms-1.0.0+gabc-py3-none-linux_x86_64.whl"
+    (service.settings.exports_dir / "0123").mkdir()
+    export_id = finished_export(service, f"0123/{name}")
+    assert service.http.get(f"/v1/exports/{export_id}").json()["file_name"] == name
+    disposition = service.http.get(f"/v1/exports/{export_id}/bundle").headers["Content-Disposition"]
+    assert name.replace("+", "%2B") in disposition or name in disposition
 
 
 def test_absolute_path_inside_the_exports_folder_is_served(service: Service) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
+from sqlalchemy import select
 
+from db.database import Database
+from db.models import Result
 from kernels.config import Sm90GemmConfig
 from kernels.errors import ToolchainError
 from search_space.starting import PRESETS
+from tests.cli.test_recorded import publish
 from tuner.cli.explain import read_config
 
 if TYPE_CHECKING:
@@ -53,6 +58,63 @@ def test_shape_that_no_template_serves_is_status_2(cli: Cli) -> None:
     assert ran.status == 2
     assert "k = 100 is not a multiple of 8" in ran.error_line
     assert ran.document["violation"].startswith("k = 100")
+
+
+def test_parts_of_a_config_are_named_as_the_template_names_them(cli: Cli) -> None:
+    """Scope, layout and dispatch: who runs what, where it lies, which hardware path it takes."""
+    document = cli("explain", "step9", "--json").document
+    rings = {ring["name"]: ring for ring in document["anatomy"]["barriers"]}
+    assert [rings[name]["arrivals"] for name in ("tma2mma", "mma2tma", "mma2ld", "ld2mma")] == [1, 2, 1, 256]
+    assert rings["ld2mma"]["protects"] == "an accumulator slot that is still being read"
+    assert document["tiles"]["waves"] == 2
+    assert document["tiles"]["tiles_in_last_wave"] == 54
+    assert document["tiles"]["idle_in_last_wave"] == pytest.approx(20 / 74)
+    assert document["roofline"]["bound"] == "compute"
+    assert "compiled" not in document
+    text = cli("explain", "step9").out
+    for words in ("warpgroup 2, warp 3 of both CTAs: one elected thread", "tcgen05.mma.cta_group::2 of 256 x 256 x 16",
+                  "128-byte swizzle", "consumer 1, slot 0", "waves and tail", "roofline"):  # fmt: skip
+        assert words in text
+
+
+@pytest.mark.parametrize("name", ["step8", "h-step9"])
+def test_timeline_says_that_it_is_modeled_and_shows_each_slot(cli: Cli, tmp_path: Path, name: str) -> None:
+    """One lane for each slot of the ring, the MMA, the accumulator and the writeback."""
+    drawn = tmp_path / "timeline.svg"
+    ran = cli("explain", name, "--svg", str(drawn))
+    assert (ran.status, f"picture: {drawn}" in ran.out) == (0, True)
+    texts = [node.text or "" for node in ElementTree.fromstring(drawn.read_text()).iter() if node.tag.endswith("text")]
+    assert any(text.startswith("modeled, not measured") for text in texts)
+    assert {"slot 0", "slot 3", "MMA", "accumulator 0", "writeback"} <= set(texts)
+    assert any("24 of the 64 blocks of K" in text for text in texts)
+
+
+def test_compiled_facts_come_from_the_compilers(cli: Cli) -> None:
+    """Registers, no spill, and the machine instructions of a CTA pair."""
+    knobs = json.dumps({"num_consumers": 1, "blk_n": 32, "epi_n": 16, "pipe_depth": 2, "acc_stages": 2})
+    ran = cli("explain", knobs, "--shape", "512x256x256", "--compile", "--json")
+    assert ran.status == 0, ran.err
+    facts = ran.document["compiled"]
+    assert facts["registers"] > 16
+    assert (facts["spill_bytes"], facts["stack_bytes"], facts["findings"]) == (0, 0, [])
+    if facts["sass"] is None:
+        pytest.skip(facts["sass_missing"])
+    families = {name.split(".")[0] for name in facts["sass"]}
+    assert {"UTCHMMA", "UTMALDG", "UTMASTG", "UTCBAR", "LDTM"} <= families
+    assert any(name.startswith("UTCHMMA.2CTA") for name in facts["sass"])
+
+
+def test_stored_result_is_explained_by_its_id(cli: Cli, home: Path) -> None:
+    """Problem, config and device are those of the result; a module that lies elsewhere is said to be missing."""
+    publish(home)
+    with Database.open(f"sqlite:///{home / 'gemm-tuner.db'}") as database, database.read() as session:
+        identity = session.scalars(select(Result.id)).one()
+    ran = cli("explain", identity, "--json")
+    assert ran.status == 0, ran.err
+    assert (ran.document["device"], ran.document["problem"]["n"]) == ("NVIDIA H200", 128)
+    assert ran.document["result"]["median_us"] == 5.5
+    assert f"result {identity}: 5.5 us on NVIDIA H200" in cli("explain", identity).out
+    assert "no result" in cli("explain", "0" * 32).error_line.lower()
 
 
 def test_config_is_read_from_text_file_or_record(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from kernels.problem import GemmProblem
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tests.gpu import planted  # noqa: E402
+from tuner.gpu import inputs  # noqa: E402
 from tuner.gpu.inputs import POISON_BITS, GuardedOutput, make_cases, row_chunks  # noqa: E402
 from tuner.gpu.referee import Referee, Verdict, compare, is_plausible  # noqa: E402
 from tuner.records import Outcome  # noqa: E402
@@ -203,7 +204,7 @@ def test_baseline_may_be_as_wrong_as_a_library_is() -> None:
 
 def test_chunked_comparison_sees_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Big outputs are compared in pieces; the place of a wrong element is that in the whole."""
-    monkeypatch.setattr("tuner.gpu.inputs.CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(inputs, "CHUNK_ELEMENTS", 1000)
     assert [(rows.start, rows.stop) for rows in row_chunks(20, 128)] == [(0, 7), (7, 14), (14, 20)]
     verdict = verify(planted.one_wrong_element)
     assert "1 of 12288 elements wrong, first at (95, 127)" in verdict.reason

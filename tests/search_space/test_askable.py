@@ -33,7 +33,7 @@ REDUCED: dict[str, Choices] = {
         **COMMON,
         "epi_n": (8, 16),
         "share": ("A", "B"),
-        "schedule": ("cooperative", "pingpong"),
+        "schedule": ("cooperative",),
         "swap_ab": (False, True),
         "split_k": (1, 4),
     },

@@ -67,17 +67,17 @@ def ask(
 
 def export(args: argparse.Namespace, settings: Settings) -> None:
     """Write the bundle; nothing is written when one of the results cannot be exported."""
-    path = Path(args.output)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'there is no such folder'}")
+    path = _export_path(args)
     with connected(args, settings) as client:
         results = [_result_id(client, item, args, settings) for item in args.result]
-        order = client.create_export(results, allow_unverified=args.allow_unverified)
+        order = client.create_export(results, format=args.format, allow_unverified=args.allow_unverified)
         if not args.url:
             from tuner.cli.embedded import build_export
 
             build_export(settings, order["id"])
         done = client.wait_export(order["id"])
+        if path.is_dir():
+            path /= str(done["file_name"])
         client.download_bundle(done["id"], path)
     output = Output(as_json=args.json)
     document: dict[str, Any] = {**done, "file": str(path)}
@@ -85,6 +85,18 @@ def export(args: argparse.Namespace, settings: Settings) -> None:
     output.text(f"{path}: {len(results)} module(s), {done['size_bytes']} bytes, sha256 {done['bundle_sha256']}")
     if args.allow_unverified:
         output.text("candidates may be in it: manifest.json marks each module that is unverified")
+
+
+def _export_path(args: argparse.Namespace) -> Path:
+    """Where to write: a file; for a wheel a folder, since its name says what it is. Raises UsageError."""
+    path = Path(args.output)
+    if args.format == "wheel" and not path.is_dir():
+        raise UsageError(f"{path} is no folder: a wheel has a name of its own, say with -o where it shall lie")
+    if path.is_dir() and args.format != "wheel":
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no such folder")
+    return path
 
 
 def _result_id(client: Client, item: str, args: argparse.Namespace, settings: Settings) -> str:

@@ -1,23 +1,22 @@
-"""`explain CONFIG`: what a config needs, whether it is legal, and what the performance model expects of it."""
+"""`explain CONFIG|RESULT`: what a config needs and is made of, whether it is legal, and what the model expects."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.arch import arch_named
 from kernels.config import CONFIG_CLASSES, GemmConfig, config_from_dict
 from kernels.devices import DeviceProfile, default_profile, profile_named
+from kernels.errors import CompileError, ConfigError
 from kernels.problem import GemmProblem
-from kernels.resources import Resources, resources_of
-from kernels.rules import config_violation, violation
-from search_space.checks import rejection
-from search_space.model import predict
+from kernels.resources import Resources
 from search_space.starting import PRESETS, preset
 from tuner.cli.errors import UsageError
 from tuner.cli.output import Output, warn
+from tuner.explaining import compiled_facts, describe, instruction_facts, timeline_picture
 
 if TYPE_CHECKING:
     import argparse
@@ -26,25 +25,55 @@ if TYPE_CHECKING:
 
 # Longer text is never the name of a file; asking the system about it raises OSError.
 LONGEST_NAME = 255
+RESULT_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def explain(args: argparse.Namespace, settings: Settings) -> int:
-    """Exit status 0 for a legal config, 2 for one that cannot run: it is explained all the same, and the rule it breaks
-    is the line on standard error. Raises UsageError, ConfigError, ProblemError.
+    """Exit status 0 for a legal config, 1 for one that does not compile, 2 for one that cannot run: it is explained all
+    the same, and the rule it breaks is the line on standard error.
+
+    Raises UsageError, ConfigError, ProblemError, and ToolchainError with --compile where there is no compiler.
     """
-    problem = GemmProblem.parse(args.shape, dtype=args.dtype)
-    config = read_config(args.config, arch=args.arch or arch_of_device(args.device))
-    profile = profile_named(args.device) if args.device else default_profile(config.arch)
+    result = _result(args, settings) if RESULT_ID.fullmatch(args.config) else None
+    if result is None:
+        problem = GemmProblem.parse(args.shape, dtype=args.dtype)
+        config = read_config(args.config, arch=args.arch or arch_of_device(args.device))
+        profile = profile_named(args.device) if args.device else default_profile(config.arch)
+    else:
+        problem, config, profile = _of_result(result)
     if profile.arch is not config.arch:
         raise UsageError(f"{profile.name} runs {profile.arch.name}, the config is for {config.arch.name}")
     document = describe(problem, config, profile)
+    if result is not None:
+        document["result"] = result
+        document["compiled"] = _stored_facts(result, settings)
+    legal, failed = document["violation"] is None, ""
+    if args.compile and legal:
+        try:
+            document["compiled"] = compiled_facts(problem, config, profile.sm_count)
+        except CompileError as error:
+            failed = str(error)
+            document["compiled"] = {"error": failed}
     output = Output(as_json=args.json)
     output.document(document)
     _print(output, document, problem, profile)
-    if document["violation"] is None:
-        return 0
-    warn(f"gemm-tuner: cannot run: {document['violation']}")
-    return UsageError.exit_status
+    if args.svg and legal:
+        _draw(Path(args.svg), problem, config, profile, output)
+    if not legal:
+        warn(f"gemm-tuner: cannot run: {document['violation']}")
+        return UsageError.exit_status
+    return 1 if failed else 0
+
+
+def _draw(path: Path, problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, output: Output) -> None:
+    try:
+        timeline_picture(problem, config, profile).write(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    output.text(f"picture: {path}")
+
+
+# ---------------------------------------------------------------------- what is asked about
 
 
 def read_config(text: str, *, arch: str | None = None) -> GemmConfig:
@@ -88,43 +117,46 @@ def _from_object(value: dict[str, Any], arch: str | None) -> GemmConfig:
     return config_from_dict(arch, value)
 
 
-def describe(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> dict[str, Any]:
-    """Everything that is known before compiling, as plain JSON values."""
-    reason = violation(problem, config, profile.sm_count)
-    needs = resources_of(config) if config_violation(config) is None else None
-    return {
-        "arch": config.arch.name,
-        "device": profile.name,
-        "problem": {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype, "layout": problem.layout},
-        "config": config.to_dict(),
-        "violation": reason,
-        "rejection": None if reason else rejection(problem, config, profile),
-        "resources": asdict(needs or resources_of(config)),
-        "limits": _limits(config),
-        "geometry": _geometry(problem, config, profile),
-        "prediction": None if reason else asdict(predict(problem, config, profile)),
-    }
+def arch_of_device(device: str | None) -> str | None:
+    """The architecture of a device that was named, or None. Raises ConfigError for an unknown one."""
+    return profile_named(device).arch.name if device else None
 
 
-def _limits(config: GemmConfig) -> dict[str, int]:
-    return {
-        "smem_bytes": config.arch.smem_bytes,
-        "tmem_columns": config.arch.tmem_columns,
-        "threads": 1024,
-        "registers": config.arch.max_registers_per_thread,
-    }
+def _result(args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    from tuner.cli.remote import connected
+
+    with connected(args, settings) as client:
+        return client.result(args.config)
 
 
-def _geometry(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> dict[str, Any]:
-    tiles_m, tiles_n = config.cluster_tiles(problem)
-    return {
-        "cluster_tile": list(config.cluster_tile),
-        "cluster_tiles": [tiles_m, tiles_n],
-        "clusters": config.clusters(problem, profile.sm_count),
-        "k_blocks": config.k_blocks(problem),
-        "stage_bytes": config.stage_bytes,
-        "epilogue_bytes": config.epilogue_bytes,
-    }
+def _of_result(result: dict[str, Any]) -> tuple[GemmProblem, GemmConfig, DeviceProfile]:
+    """What a stored result is about. A device that has no data sheet here stands for its architecture's default."""
+    stated = result["problem"]
+    problem = GemmProblem.parse(f"{stated['m']}x{stated['n']}x{stated['k']}", dtype=stated["dtype"])
+    config = config_from_dict(result["arch"], result["config"])
+    try:
+        profile = profile_named(result["device"])
+    except ConfigError:
+        profile = default_profile(config.arch)
+    return problem, config, profile
+
+
+def _stored_facts(result: dict[str, Any], settings: Settings) -> dict[str, Any] | None:
+    """What the stored module says of itself, where it lies on this machine."""
+    sha256 = result.get("artifact_sha256")
+    if not sha256:
+        return None
+    from kernels.artifacts import ArtifactError, ArtifactStore
+
+    store = ArtifactStore(settings.artifacts_dir)
+    try:
+        module = store.read(sha256)
+    except ArtifactError as error:
+        return {"artifact_sha256": sha256, "sass": None, "sass_missing": str(error)}
+    return {"artifact_sha256": sha256, "module_bytes": len(module), **instruction_facts(lambda: module)}
+
+
+# ---------------------------------------------------------------------- text
 
 
 def _print(output: Output, document: dict[str, Any], problem: GemmProblem, profile: DeviceProfile) -> None:
@@ -140,14 +172,55 @@ def _print(output: Output, document: dict[str, Any], problem: GemmProblem, profi
     output.text("rules: all hold")
     if document["rejection"]:
         output.text(f"legal, but not worth asking about: {document['rejection']}")
+    _print_anatomy(output, document["anatomy"])
+    output.table("", ("waves and tail", "value"), document["tiles"].items())
+    output.table("", ("roofline (data sheet)", "value"), document["roofline"].items())
     output.text("time as the performance model expects it: modeled, not measured")
     output.table("", ("term", "value"), [(name, _plain(value)) for name, value in document["prediction"].items()])
+    if document.get("compiled"):
+        _print_compiled(output, document["compiled"])
+    if document.get("result"):
+        result = document["result"]
+        output.text(
+            f"result {result['id']}: {result['median_us'] or '-'} us on {result['device']}, "
+            f"evidence {', '.join(result['evidence'])}"
+        )
+
+
+def _print_anatomy(output: Output, parts: dict[str, Any]) -> None:
+    output.table(
+        "",
+        ("role", "scope", "dispatch", "waits on", "signals"),
+        [
+            (r["name"], r["scope"], r["dispatch"], ", ".join(r["waits"]), ", ".join(r["signals"]))
+            for r in parts["roles"]
+        ],
+    )
+    columns = ("name", "kind", "slots", "arrivals", "arrives", "waits", "protects")
+    output.table(
+        "",
+        ("barrier", "kind", "slots", "arrivals", "who arrives", "who waits", "protects"),
+        [[barrier[name] for name in columns] for barrier in parts["barriers"]],
+    )
+    regions = [(r["name"], r["start"], r["size_bytes"], r["layout"]) for r in parts["shared_memory"]]
+    output.table("", ("shared memory", "from byte", "bytes", "layout"), regions)
+    if parts["tensor_memory"]:
+        columns_used = [(c["name"], c["start"], c["count"]) for c in parts["tensor_memory"]]
+        output.table("", ("tensor memory", "from column", "columns"), columns_used)
+    registers = [(r["owner"], r["granted"], r["accumulators"]) for r in parts["registers"]]
+    output.table("", ("registers of a thread", "granted by setmaxnreg", "float32 of a tile"), registers)
+
+
+def _print_compiled(output: Output, facts: dict[str, Any]) -> None:
+    plain = [(name, _plain(value)) for name, value in facts.items() if name not in ("sass", "sass_missing")]
+    output.table("", ("compiled", "value"), plain)
+    if facts.get("sass"):
+        output.table("", ("machine instruction", "in the code"), facts["sass"].items())
+    elif facts.get("sass_missing"):
+        output.text(f"no instruction counts: {facts['sass_missing']}")
 
 
 def _plain(value: object) -> object:
-    return " x ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-
-def arch_of_device(device: str | None) -> str | None:
-    """The architecture of a device that was named, or None. Raises ConfigError for an unknown one."""
-    return profile_named(device).arch.name if device else None
+    if isinstance(value, list | tuple):
+        return " x ".join(map(str, value)) if all(isinstance(item, int) for item in value) else "; ".join(value)
+    return value

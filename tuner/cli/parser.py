@@ -207,7 +207,12 @@ def _answer_commands(commands: Any) -> None:
     export = _command(commands, "export", "answers", "export", "write tuned kernels to one bundle")
     export.add_argument("result", nargs="+", metavar="RESULT", help="result id, or MxNxK of a tuned problem")
     _target(export)
-    export.add_argument("-o", "--output", required=True, metavar="FILE", help="bundle to write (zip)")
+    export.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="bundle to write; for a wheel, the folder to write it to"
+    )
+    export.add_argument(
+        "--format", choices=("zip", "wheel"), default="zip", help="modules with a manifest, or a Python package (zip)"
+    )
     export.add_argument("--allow-unverified", action="store_true", help="export candidates too; the manifest says so")
     _url(export)
 
@@ -231,10 +236,15 @@ def _stale(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain_commands(commands: Any) -> None:
-    explain = _command(commands, "explain", "explain", "explain", "resources, rules and predicted time of a config")
-    explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
+    explain = _command(commands, "explain", "explain", "explain", "parts, needs, rules and predicted time of a config")
+    explain.add_argument("config", metavar="CONFIG", help="preset name, JSON object, file, or id of a stored result")
     explain.add_argument("--shape", default="4096x4096x4096", metavar="MxNxK", help="problem (default 4096x4096x4096)")
+    explain.add_argument(
+        "--compile", action="store_true", help="compile it too: registers, spills, machine instructions"
+    )
+    explain.add_argument("--svg", metavar="FILE", help="draw the pipeline's timeline, as the model sees it")
     _target(explain)
+    _url(explain)
     verify = _command(commands, "verify", "verify", "verify", "run every gate that needs no GPU on a config")
     verify.add_argument("config", metavar="CONFIG", help="preset name, JSON object or file")
     verify.add_argument(

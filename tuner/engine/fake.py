@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import ArtifactError, ArtifactStore
 from kernels.compile import CompiledKernel
+from kernels.ladder import StepConfig
 from search_space.model import predict
 from tuner.engine.base import (
     CertifyJob,
@@ -282,6 +283,8 @@ class FakeEngine:
     def cost_us(self, problem: GemmProblem, config: GemmConfig) -> float:
         """The true time of a config in us: what its samples scatter around."""
         factor = 1 + self._options.ruggedness * uniform("cost", problem.key, _source_text(problem, config))
+        if isinstance(config, StepConfig):  # a simple kernel of the ladder, which the model does not know
+            return problem.flops / self._device.profile.peak_flops * 1e6 * 100 / config.step * factor
         return predict(problem, config, self._device.profile).time_us * factor
 
     def _measure(self, problem: GemmProblem, config: GemmConfig, protocol: MeasureProtocol, phase: str) -> Measurement:

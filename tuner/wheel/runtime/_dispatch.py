@@ -1,0 +1,212 @@
+"""`matmul`: which kernel serves a product, and what happens to the others.
+
+The way of a tuned product is written for little host time: one look into a table, checks that read flags, no views but
+the one that the kernel needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn import Parameter
+
+from ._library import DTYPES, Kernel, kernels_of, load
+
+NO_KERNEL = "no kernel for this shape, dtype and device"
+NO_CUDA = "not on a CUDA device"
+LAYOUT = "not contiguous: a needs strides (K, 1), b strides (1, K)"
+MISALIGNED = "does not start at a 16-byte aligned address"
+AUTOGRAD = "a gradient is needed"
+AUTOCAST = "autocast wants another dtype"
+MIXED = "a and b differ in dtype or device"
+SUBCLASS = "a tensor subclass or a function transform"
+CAPTURE = "first call of its kernel inside a graph capture: call it once before"
+
+_PLAIN = frozenset({Tensor, Parameter})
+_ALIGNMENT = 15
+_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_empty = torch.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the products since the last reset. Replays of a CUDA graph are not seen.
+
+    tuned: products that a kernel of this package computed
+    fallback: products that went to `torch.matmul`, by reason
+    """
+
+    tuned: int
+    fallback: dict[str, int]
+
+
+class _Ready:
+    """A kernel that is loaded for one device.
+
+    run: the function, called with A, B transposed and D
+    size: of D
+    called: whether it ran before, so that its code is on the device
+    """
+
+    __slots__ = ("called", "run", "size")
+
+    def __init__(self, run: Any, size: tuple[int, int]) -> None:
+        self.run, self.size, self.called = run, size, False
+
+
+class _Counter:
+    """A count that threads share: `next` of an `itertools.count` is one step for the interpreter, `+= 1` is not.
+
+    add: counts one
+    """
+
+    __slots__ = ("_looks", "add")
+
+    def __init__(self) -> None:
+        self.add = count().__next__
+        self._looks = 0
+
+    def value(self) -> int:
+        """The count so far. Looking takes a number too, so the looks are taken off again."""
+        with _lock:
+            seen = self.add() - self._looks
+            self._looks += 1
+        return seen
+
+
+_tuned = _Counter()
+_fallbacks: dict[str, _Counter] = {}
+_ready: dict[tuple[Any, ...], _Ready] = {}
+_prepared: set[torch.device] = set()
+_lock = Lock()
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, as `torch.matmul` computes it.
+
+    A kernel serves it where one was tuned for the shape, dtype and device, `a` has strides (K, 1) and `b` strides
+    (1, K), that is, `b` is the transpose of a row-major (N, K) weight, and no gradient is needed. Leading dimensions of
+    `a` are folded into M.
+    """
+    if is_compiling():
+        return _compiled(a, b)
+    found = _ready.get((a.shape, b.shape, a.dtype, a.device))
+    if found is None:
+        return _unknown(a, b)
+    return _product(found, a, b)
+
+
+def _product(found: _Ready, a: Tensor, b: Tensor) -> Tensor:
+    """The product of shapes that a kernel serves. What is true of nearly every call is asked in one go."""
+    weight = b.t()
+    if (
+        type(a) in _PLAIN
+        and type(b) in _PLAIN
+        and not _transforms_active()
+        and b.dtype is a.dtype
+        and b.device == a.device
+        and a.is_contiguous()
+        and weight.is_contiguous()
+        and not (a.data_ptr() | b.data_ptr()) & _ALIGNMENT
+        and not ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
+        and not (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype)
+        and (found.called or not torch.cuda.is_current_stream_capturing())
+    ):
+        d = _empty(found.size, dtype=a.dtype, device=a.device)
+        found.run(a.detach() if a.requires_grad else a, weight, d)
+        found.called = True
+        _tuned.add()
+        return d
+    return _fall_back(a, b, _obstacle(a, b))
+
+
+def _obstacle(a: Tensor, b: Tensor) -> str:
+    """Which of the conditions of `_product` does not hold, the first in this order."""
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or _transforms_active():
+        return SUBCLASS
+    obstacles = {
+        MIXED: b.dtype is not a.dtype or b.device != a.device,
+        LAYOUT: not (a.is_contiguous() and b.t().is_contiguous()),
+        AUTOGRAD: (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
+        AUTOCAST: torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype,
+        MISALIGNED: bool((a.data_ptr() | b.data_ptr()) & _ALIGNMENT),
+    }
+    return next((reason for reason, holds in obstacles.items() if holds), CAPTURE)
+
+
+def _unknown(a: Tensor, b: Tensor) -> Tensor:
+    """A product that the table does not hold: of a device seen for the first time, of folded dimensions, or of none."""
+    if a.device.type != "cuda":
+        return _fall_back(a, b, NO_CUDA)
+    if a.device not in _prepared:
+        _prepare(a.device)
+        return matmul(a, b)
+    if a.dim() > 2 and b.dim() == 2 and a.is_contiguous() and a.shape[-1] == b.shape[0]:
+        found = _ready.get((torch.Size((a.numel() // a.shape[-1], a.shape[-1])), b.shape, a.dtype, a.device))
+        if found is not None:
+            return _product(found, a.flatten(0, -2), b).unflatten(0, a.shape[:-1])
+    return _fall_back(a, b, NO_KERNEL)
+
+
+def _prepare(device: torch.device) -> None:
+    """Load the kernels of a device. Raises CorruptPackage."""
+    with _lock:
+        if device in _prepared:
+            return
+        for kernel in kernels_of(device):
+            _ready[_key(kernel, device)] = _Ready(load(kernel), (kernel.m, kernel.n))
+        _prepared.add(device)
+
+
+def _key(kernel: Kernel, device: torch.device) -> tuple[Any, ...]:
+    a_shape, b_shape = torch.Size((kernel.m, kernel.k)), torch.Size((kernel.k, kernel.n))
+    return a_shape, b_shape, DTYPES[kernel.dtype], device
+
+
+def _fall_back(a: Tensor, b: Tensor, reason: str) -> Tensor:
+    counter = _fallbacks.get(reason)
+    if counter is None:
+        with _lock:
+            counter = _fallbacks.setdefault(reason, _Counter())
+    counter.add()
+    return torch.matmul(a, b)
+
+
+def counts() -> Counts:
+    """What became of the products so far."""
+    return Counts(tuned=_tuned.value(), fallback={reason: one.value() for reason, one in _fallbacks.items()})
+
+
+def reset_counts() -> None:
+    """Start counting anew."""
+    global _tuned  # noqa: PLW0603  (one counter for the whole process)
+    with _lock:
+        _tuned = _Counter()
+        _fallbacks.clear()
+
+
+# ------------------------------------------------------------------------------------------------ torch.compile
+
+
+def _compiled(a: Tensor, b: Tensor) -> Tensor:
+    """Traced: what can be told from the tensors' descriptions is decided now, the rest when the graph runs."""
+    if a.device.type != "cuda" or b.dim() != 2 or a.dim() < 2 or (a.requires_grad or b.requires_grad):
+        return torch.matmul(a, b)  # the compiler knows it and may fuse it
+    return _operator(a, b)
+
+
+@torch.library.custom_op("tuned_gemms::matmul", mutates_args=())  # type: ignore[untyped-decorator]
+def _operator(a: Tensor, b: Tensor) -> Tensor:
+    return matmul(a, b)
+
+
+@_operator.register_fake  # type: ignore[untyped-decorator]
+def _(a: Tensor, b: Tensor) -> Tensor:
+    torch._check(a.shape[-1] == b.shape[0], lambda: f"cannot multiply {tuple(a.shape)} by {tuple(b.shape)}")
+    return a.new_empty((*a.shape[:-1], b.shape[1]))
