@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,8 +30,6 @@ from tuner.records import Evidence, Outcome, State
 from tuner.store import StudyRecorder, write
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tuner.records import Trial
 
 HEALTHY = (Outcome.MEASURED, Outcome.STOPPED_EARLY)
@@ -223,3 +223,11 @@ def test_rates_above_one_are_refused() -> None:
     """The sum is a probability."""
     with pytest.raises(ValueError, match=r"add up to 1\.2"):
         FaultPlan(rates={FaultKind.HANGS: 0.6, FaultKind.SPILLS: 0.6})
+
+
+def test_recorded_2000_faults_hold_every_kind_and_left_nothing_amiss() -> None:
+    """What the documentation says of results/soak/faults.json."""
+    report = json.loads((Path(__file__).parents[2] / "results/soak/faults.json").read_text())
+    assert report["faults"] >= 2000
+    assert (report["problems"], report["processes_left"]) == ([], [])
+    assert set(report["by_kind"]) == {"healthy", *(kind.value for kind in FaultKind)}
