@@ -94,8 +94,8 @@ class Database:
         """Open the database at `url`, creating or upgrading its schema where needed and allowed.
 
         `sqlite:///relative.db`, `sqlite:////absolute.db`, or `postgresql+psycopg://...`. A database that is refused is
-        left byte for byte as it was. Raises NotOurDatabase, NewerDatabase, OutdatedDatabase, MissingDatabase,
-        ReadOnlyDatabase, DatabaseBusy, or DatabaseError for the rest.
+        left byte for byte as it was. Raises NotOurDatabase, NotLocalDatabase, NewerDatabase, OutdatedDatabase,
+        MissingDatabase, ReadOnlyDatabase, DatabaseBusy, or DatabaseError for the rest.
         """
         parsed = _parse(url)
         if parsed.get_backend_name() == "postgresql":
@@ -104,6 +104,7 @@ class Database:
             )
         path = sqlite_path(parsed)
         with translated(str(path), busy_timeout_s), sqlite_file.opening:
+            sqlite_file.require_local(path)
             found = sqlite_file.look_at(path)
             if read_only:
                 return cls._open_for_reading(path, found, busy_timeout_s)

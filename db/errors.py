@@ -4,6 +4,7 @@ RuntimeError
   x DatabaseError             the database cannot be used as asked
     x MissingDatabase         there is none at that place, and it was not to be created
     x NotOurDatabase          the file or schema belongs to something else
+    x NotLocalDatabase        the file lies on a network file system
     x NewerDatabase           a newer version of the program wrote it
     x OutdatedDatabase        an older version wrote it, and it was not to be upgraded
     x ReadOnlyDatabase        it cannot be written
@@ -23,6 +24,10 @@ class MissingDatabase(DatabaseError):
 
 class NotOurDatabase(DatabaseError):
     """The file is not SQLite, or the database belongs to another program. It was left as it was."""
+
+
+class NotLocalDatabase(DatabaseError):
+    """The file lies on a network file system, where SQLite is not safe."""
 
 
 class NewerDatabase(DatabaseError):

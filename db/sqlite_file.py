@@ -7,18 +7,16 @@ into the file when it opens it. So the first look reads the header as plain byte
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 import threading
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from db.errors import DatabaseError, MissingDatabase, NotOurDatabase, ReadOnlyDatabase
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from db.errors import DatabaseError, MissingDatabase, NotLocalDatabase, NotOurDatabase, ReadOnlyDatabase
 
 APPLICATION_ID = 0x47544E52  # "GTNR", in the header of every database of ours (PRAGMA application_id)
 
@@ -126,6 +124,58 @@ def _require_writable(path: Path, message: str) -> None:
     bits = stat.S_IMODE(path.stat().st_mode)
     if not os.access(path, os.W_OK) or not bits & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
         raise ReadOnlyDatabase(message)
+
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "orangefs",
+        "gfs2",
+        "ocfs2",
+    )
+) | frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.ceph", "fuse.juicefs", "fuse.gcsfuse"))
+_MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def require_local(path: Path, mounts: str | None = None) -> None:
+    """Raises NotLocalDatabase on a network file system, where SQLite's locks and shared memory do not reach.
+
+    mounts: what the kernel says is mounted where; default: what it says now, and on other systems than Linux nothing
+    """
+    if mounts is None:
+        mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else ""
+    kind = file_system_of(path.resolve(), mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise NotLocalDatabase(
+            f"{path} lies on a network file system ({kind}), where SQLite loses data: put GEMM_TUNER_HOME on a local "
+            "disk, or name a PostgreSQL database with GEMM_TUNER_DATABASE_URL"
+        )
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """Type of the file system that holds a path, existing or not; empty where the mounts do not say."""
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, types = before.split(), after.split()
+        if len(fields) < 5 or not types:
+            continue
+        point = Path(_OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4]))
+        # Of mounts on one point the last one hides those before it.
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), types[0]
+    return kind
 
 
 def reading_uri(path: Path) -> str:

@@ -54,6 +54,11 @@ def _build(
     if missing := [result_id for result_id, row in found if row is None]:
         raise ExportError(f"there is no result {missing[0]}")
     rows = [row for _, row in found if row is not None]
+    with database.read() as session:
+        for row in rows:
+            stored = queries.artifact(session, row.artifact_sha256 or "")
+            if stored is not None and stored.removed_at is not None:
+                raise ExportError(f"the module of result {row.id} was removed to save space: tune its problem again")
     allow_unverified = bool(request.get("allow_unverified", False))
     if request.get("format") == "wheel":
         # pip reads a wheel's version and platform from its name, so it has a folder of its own.

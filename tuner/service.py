@@ -28,6 +28,7 @@ from tuner.engines import Engines, engines_of
 from tuner.exporting import run_export
 from tuner.loop import tune_study
 from tuner.owners import Owner
+from tuner.retention import Retention
 from tuner.settings import ENGINES, Settings, SettingsError
 from tuner.store import (
     StudyPlace,
@@ -118,6 +119,8 @@ class _Service:
         self.database = database
         self._settings, self._owner, self._engines = settings, owner, engines
         self._artifacts = ArtifactStore(settings.artifacts_dir)
+        limit_bytes = settings.artifacts_mib * 2**20
+        self._retention = Retention(database, self._artifacts, limit_bytes=limit_bytes)
         self._studies: list[_StudyThread] = []
         self._export: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -126,6 +129,7 @@ class _Service:
 
     def serve(self, stop: threading.Event, *, until_idle: bool) -> None:
         """See run_service."""
+        self._retention.sweep()
         self._heartbeat()
         if self._settings.ready_file is not None:
             self._settings.ready_file.touch()
@@ -251,6 +255,7 @@ class _Service:
             wall_before_s=used_s,
         )
         save_result(self.database, place, result)
+        self._retention.after_study(study.id)
         log.info("study %s is %s: %s", study.id, result.state, result.reason or f"{result.best_us:.2f} us")
 
     def _should_stop(self, thread: _StudyThread) -> bool:

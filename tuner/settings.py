@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ARTIFACTS_MIB = 20_480
 ENGINES = ("local", "fake")
 
 # (name, default as people read it, help): documentation is generated from this.
@@ -21,6 +22,7 @@ VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEMM_TUNER_COMPILE_PROCESSES", "the CPU cores, at most 16", "compiles at a time"),
     ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
     ("GEMM_TUNER_GPU_SPARES", "1", "processes a GPU kept in reserve for after a fault, 0 for none"),
+    ("GEMM_TUNER_ARTIFACTS_MIB", "20480", "MiB that modules may take on disk, 0 for any; named ones stay in any case"),
     ("GEMM_TUNER_STUDIES", "one for each 4 cores, at least 1", "studies at a time; they take turns on a GPU"),
     ("GEMM_TUNER_FAKE_SCALE", "0.01", "seconds of the fake engine for each second of a real one"),
 )
@@ -56,6 +58,7 @@ class Settings:
     poll_s: seconds between two looks for work and for cancelled studies
     heartbeat_s: seconds between two heartbeats of the devices
     ready_file: file that the tuner makes once it has noted its devices
+    artifacts_mib: MiB that compiled modules may take, 0 for any number
     token: bearer token for a service that demands one
     """
 
@@ -71,6 +74,7 @@ class Settings:
     poll_s: float = 0.25
     heartbeat_s: float = 5.0
     ready_file: Path | None = None
+    artifacts_mib: int = ARTIFACTS_MIB
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +96,7 @@ class Settings:
             database_url=environ.get("GEMM_TUNER_DATABASE_URL", "").strip() or f"sqlite:///{home / 'gemm-tuner.db'}",
             artifacts_dir=home / "artifacts",
             exports_dir=home / "exports",
+            artifacts_mib=int(_number(environ, "GEMM_TUNER_ARTIFACTS_MIB", ARTIFACTS_MIB, whole=True, zero=True)),
             token=environ.get("GEMM_TUNER_TOKEN", "").strip() or None,
             engine=environ.get("GEMM_TUNER_ENGINE", "").strip() or "local",
             compile_processes=int(_number(environ, "GEMM_TUNER_COMPILE_PROCESSES", usable_cores(), whole=True)),

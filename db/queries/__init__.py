@@ -6,6 +6,15 @@ opened the session does. Functions that change something need a `write()` sessio
 
 from __future__ import annotations
 
+from db.queries.artifacts import (
+    add_artifact,
+    artifact,
+    artifacts_over,
+    losers_of_study,
+    note_removed,
+    note_use,
+    removed_artifacts,
+)
 from db.queries.best import (
     Answer,
     Nearby,
@@ -18,7 +27,7 @@ from db.queries.best import (
     nearby_many,
     tuned_m,
 )
-from db.queries.devices import add_artifact, artifact, device, devices, known_bad, note_use, upsert_device
+from db.queries.devices import device, devices, known_bad, upsert_device
 from db.queries.exports import claim_next_export, create_export, export, finish_export
 from db.queries.jobs import (
     NewStudy,
@@ -87,6 +96,7 @@ __all__ = [
     "answers_by_id",
     "answers_made_in",
     "artifact",
+    "artifacts_over",
     "best_exact",
     "best_exact_many",
     "cancel_job",
@@ -112,16 +122,19 @@ __all__ = [
     "jobs",
     "jobs_of_study",
     "known_bad",
+    "losers_of_study",
     "measurements_of_results",
     "measurements_of_study",
     "nearby_many",
     "newest_finished",
+    "note_removed",
     "note_use",
     "pin_result",
     "pinned_results",
     "publish_result",
     "record_environment",
     "refresh_job_state",
+    "removed_artifacts",
     "replace_artifact",
     "requeue_running",
     "result",

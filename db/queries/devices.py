@@ -1,16 +1,16 @@
-"""Devices, artifacts, and what is known to fail on them."""
+"""Devices, and what is known to fail on them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from db.database import ANSWERS, note_change
-from db.models import Artifact, Device, DeviceState, Study, Trial, utc_now
+from db.models import Device, DeviceState, Study, Trial, utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from sqlalchemy.orm import Session
 
@@ -71,55 +71,6 @@ _DEVICES = select(Device).order_by(Device.name, Device.uuid)
 def device(session: Session, uuid: str) -> Device | None:
     """One GPU by its uuid, or None."""
     return session.get(Device, uuid)
-
-
-def add_artifact(
-    session: Session,
-    *,
-    sha256: str,
-    size_bytes: int,
-    arch: str,
-    sm_count: int,
-    source_hash: str,
-    config: dict[str, Any],
-    problem_key: str,
-    toolchain: str,
-    kind: str = "module",
-    registers: int | None = None,
-    spill_bytes: int | None = None,
-    facts: dict[str, Any] | None = None,
-) -> Artifact:
-    """Note a file of the artifact store. Called by the tuner after each build. The same bytes are noted once."""
-    found = session.get(Artifact, sha256)
-    if found is not None:
-        return found
-    new = Artifact(
-        sha256=sha256,
-        kind=kind,
-        size_bytes=size_bytes,
-        arch=arch,
-        sm_count=sm_count,
-        source_hash=source_hash,
-        config=config,
-        problem_key=problem_key,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        toolchain=toolchain,
-        facts=facts or {},
-    )
-    session.add(new)
-    session.flush()
-    return new
-
-
-def artifact(session: Session, sha256: str) -> Artifact | None:
-    """One artifact by the hash of its bytes, or None. Called by the export."""
-    return session.get(Artifact, sha256)
-
-
-def note_use(session: Session, hashes: Collection[str]) -> None:
-    """Artifacts that are used now are the last to be removed to save space. Called by the export."""
-    session.execute(update(Artifact).where(Artifact.sha256.in_(hashes)).values(last_used_at=utc_now()))
 
 
 def known_bad(session: Session, device_name: str, toolchain: str, source_hash: str) -> Trial | None:

@@ -237,6 +237,7 @@ def results(
     environment: str | None = None,
     limit: int = 50,
     after: str | None = None,
+    oldest_first: bool = False,
 ) -> Sequence[Result]:
     """A page of results, newest first. Called by GET /v1/results and by `results export`.
 
@@ -244,7 +245,9 @@ def results(
     environment: only of this environment, as `environment_key` or `made_in` gives it
     after: id of the last result of the page before; an unknown id gives an empty page
     """
-    query = _on(select(Result).order_by(Result.created_at.desc(), Result.id.desc()).limit(limit), arch, device_name)
+    order = (Result.created_at, Result.id)
+    query = _on(select(Result).order_by(*(order if oldest_first else (one.desc() for one in order))), arch, device_name)
+    query = query.limit(limit)
     if study_id is not None:
         query = query.where(Result.study_id == study_id)
     if published is not None:
@@ -255,12 +258,10 @@ def results(
         last = session.get(Result, after)
         if last is None:
             return []
-        query = query.where(
-            or_(
-                Result.created_at < last.created_at,
-                and_(Result.created_at == last.created_at, Result.id < last.id),
-            )
-        )
+        earlier, smaller = Result.created_at < last.created_at, Result.id < last.id
+        if oldest_first:
+            earlier, smaller = Result.created_at > last.created_at, Result.id > last.id
+        query = query.where(or_(earlier, and_(Result.created_at == last.created_at, smaller)))
     return session.scalars(query).all()
 
 

@@ -7,16 +7,14 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from db import sqlite_file
 from db.database import Database
-from db.errors import DatabaseError, NewerDatabase, NotOurDatabase, ReadOnlyDatabase
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from db.errors import DatabaseError, NewerDatabase, NotLocalDatabase, NotOurDatabase, ReadOnlyDatabase
 
 COMMIT_AND_DIE = """
 import os, signal, sqlite3, sys
@@ -71,6 +69,50 @@ def test_a_database_of_another_program_with_a_log_is_refused_untouched(foreign: 
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("INSERT INTO bookmarks VALUES ('a')")
         assert_refused(foreign, NotOurDatabase, "another program")
+
+
+MOUNTS = r"""
+22 1 252:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:26 / /home rw - nfs4 server:/home rw
+31 30 0:27 / /home/local rw - xfs /dev/sdb rw
+32 22 0:28 / /mnt/my\040share rw - cifs //server/share rw
+33 22 0:29 / /mnt/hidden rw - nfs server:/old rw
+34 22 0:30 / /mnt/hidden rw - ext4 /dev/sdc rw
+35 22 0:31 / /mnt/keys rw - fuse.sshfs host: rw
+broken line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/tuner.db", "ext4"),
+        ("/home/me/tuner.db", "nfs4"),
+        ("/home/local/tuner.db", "xfs"),
+        ("/homework/tuner.db", "ext4"),
+        ("/mnt/my share/not/yet/there.db", "cifs"),
+        ("/mnt/hidden/tuner.db", "ext4"),
+        ("/mnt/keys/tuner.db", "fuse.sshfs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_the_innermost_mount(path: str, kind: str) -> None:
+    """Also of a path that does not exist yet; a mount over another one hides it."""
+    assert sqlite_file.file_system_of(Path(path), MOUNTS) == kind
+
+
+def test_a_network_file_system_is_refused_with_a_hint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's locks and shared memory do not reach other machines; nothing is opened or created."""
+    before = path.read_bytes()
+    where = path.parent.resolve()
+    mounts = path.parent / "mounts"
+    mounts.write_text(f"22 1 252:0 / / rw - ext4 /dev/root rw\n30 22 0:26 / {where} rw - nfs4 server:/home rw\n")
+    monkeypatch.setattr(sqlite_file, "_MOUNTS", mounts)
+    for file in (path, path.with_name("new.db")):
+        for options in ({}, {"read_only": True}):
+            with pytest.raises(NotLocalDatabase, match=r"network file system \(nfs4\).*GEMM_TUNER_DATABASE_URL"):
+                Database.open(f"sqlite:///{file}", **options)
+    assert path.read_bytes() == before
+    assert not path.with_name("new.db").exists()
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

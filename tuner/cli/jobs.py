@@ -70,11 +70,27 @@ def show(args: argparse.Namespace, settings: Settings) -> None:
                 raise
             study = _study(client, args.id)
             trials = client.trials(study["id"])
+            names = _to_optuna(client, args.optuna, [study])
             output.document({**study, "trials": trials})
             _print_study(output, study, trials)
-            return
-    output.document(job)
-    _print_job(output, job)
+        else:
+            names = _to_optuna(client, args.optuna, _studies(client, job) if args.optuna else [])
+            output.document(job)
+            _print_job(output, job)
+    for name in names:
+        output.text(f"{args.optuna}: wrote {name}")
+
+
+def _to_optuna(client: Client, storage_url: str | None, studies: list[Study]) -> list[str]:
+    """Write studies to an Optuna storage; gives their names there. Raises UsageError where it cannot take them."""
+    if storage_url is None:
+        return []
+    from tuner.search.dashboard import DashboardError, export_study
+
+    try:
+        return [export_study(study, client.trials(study["id"]), storage_url) for study in studies]
+    except DashboardError as error:
+        raise UsageError(str(error)) from error
 
 
 def cancel(args: argparse.Namespace, settings: Settings) -> None:
