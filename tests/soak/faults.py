@@ -106,6 +106,7 @@ def _wrong_study(plan: FaultPlan, result: StudyResult, stored: Sequence[Trial], 
 def run(faults: int, trials: int = TRIALS) -> dict[str, Any]:
     """Studies of so many trials until that many faults were injected."""
     began, seed = time.monotonic(), 0
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     total: Counter[str] = Counter()
     problems: list[str] = []
     while sum(total.values()) - total["healthy"] < faults:
@@ -119,7 +120,9 @@ def run(faults: int, trials: int = TRIALS) -> dict[str, Any]:
         "healthy_trials": total["healthy"],
         "by_kind": dict(sorted(total.items())),
         "problems": problems,
-        "processes_left": [child.name() for child in psutil.Process().children(recursive=True)],
+        "processes_left": [
+            child.name() for child in psutil.Process().children(recursive=True) if child.pid not in before
+        ],
         "wall_s": round(time.monotonic() - began, 1),
     }
 
