@@ -12,7 +12,8 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full \
-	verify-compile soak-faults soak-kills soak-cost requirements clean
+	verify-compile soak-faults soak-kills soak-cost soak-load fuzz-api fuzz-bundle \
+	requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
