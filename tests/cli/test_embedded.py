@@ -118,7 +118,7 @@ def test_export_of_an_unverified_result_id_names_what_is_missing(cli: Cli, tmp_p
 
 
 def test_wheel_goes_into_a_folder_and_takes_real_modules_only(cli: Cli, tmp_path: Path) -> None:
-    """Its name says version and platform, so -o is a folder; an invented module is no library, and the reason says so."""
+    """Its name says version and platform, so -o is a folder; an invented module is no library, and it says so."""
     tune = ("tune", "64x128x64", "--arch", "sm_90a", "--mode", "model", "--trials", "1")
     order = ("export", "64x128x64", "--arch", "sm_90a", "--format", "wheel", "--allow-unverified", "-o")
     assert "is no folder" in cli(*order, str(tmp_path / "x.whl")).error_line
