@@ -24,6 +24,7 @@ from kernels.devices import default_profile, profile_named
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import GemmProblem
 from kernels.rules import violation
+from tuner.records import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ SCHEMA = 1
 ENTRY = "gemm"
 LICENSE_ID = "Apache-2.0"
 NEEDED_EVIDENCE = ("numeric", "checked")
-EVIDENCE = ("modeled", "simulated", "measured", *NEEDED_EVIDENCE)
+EVIDENCE = tuple(word.value for word in Evidence)
 
 # The earliest time a zip can hold: a bundle says nothing about when it was written.
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)

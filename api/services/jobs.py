@@ -39,7 +39,8 @@ def wanted_studies(session: Session, body: JobIn) -> list[NewStudy]:
 
     Needs no write lock: of a job of thousands this is the larger half.
     """
-    targets, budget, protocol = Targets(queries.devices(session)), _budget(body), _protocol(body)
+    targets, protocol = Targets(queries.devices(session)), _protocol(body)
+    budget = body.effort.budget_with(body.budget.trials, body.budget.wall_s)
     studies: dict[str, NewStudy] = {}
     for position, problem in enumerate(body.problems):
         wanted = _new_study(body, problem, (budget, protocol), targets, f"problems[{position}].")
@@ -61,14 +62,6 @@ def submit(session: Session, body: JobIn, studies: Sequence[NewStudy], idempoten
     )
     states = [StudyState(id=row.id, state=row.state) for row in queries.study_summaries(session, job.id)]
     return JobSubmitted(id=job.id, state=job.state, studies=states)
-
-
-def _budget(body: JobIn) -> Budget:
-    preset = body.effort.budget
-    trials, wall_s = body.budget.trials, body.budget.wall_s
-    return Budget(
-        trials=preset.trials if trials is None else trials, wall_s=preset.wall_s if wall_s is None else wall_s
-    )
 
 
 def _protocol(body: JobIn) -> MeasureProtocol:
@@ -192,7 +185,7 @@ def time_left_s(request: Mapping[str, Any], studies: Sequence[Row[*tuple[Any, ..
     A running study goes on at its pace up to its budget of trials or of time; one that waits takes as long as those
     that ran. The final and the checks of each winner come on top.
     """
-    trials, wall_s = _budget_of(request)
+    budget = _budget_of(request)
     live = [study for study in studies if study.state in LIVE_STATES]
     if not live:
         return 0.0
@@ -204,9 +197,9 @@ def time_left_s(request: Mapping[str, Any], studies: Sequence[Row[*tuple[Any, ..
             continue
         spent_s = ((study.finished_at or now) - study.started_at).total_seconds()
         pace_s = spent_s / counted
-        paces.append(min(pace_s * trials, wall_s))
+        paces.append(min(pace_s * budget.trials, budget.wall_s))
         if study.state == State.RUNNING:
-            left_s.append(max(0.0, min(pace_s * (trials - counted), wall_s - spent_s)))
+            left_s.append(max(0.0, min(pace_s * (budget.trials - counted), budget.wall_s - spent_s)))
     waiting = len(live) - len(left_s)
     if not paces:
         return None
@@ -214,12 +207,11 @@ def time_left_s(request: Mapping[str, Any], studies: Sequence[Row[*tuple[Any, ..
     return max(left_s, default=0.0) + waiting / at_once * sum(paces) / len(paces)
 
 
-def _budget_of(request: Mapping[str, Any]) -> tuple[int, float]:
+def _budget_of(request: Mapping[str, Any]) -> Budget:
     """Trials and seconds that a posted job gives each study."""
-    preset = Effort.parse(request.get("effort", Effort.NORMAL)).budget
     given = request.get("budget") or {}
-    trials, wall_s = given.get("trials"), given.get("wall_s")
-    return preset.trials if trials is None else trials, preset.wall_s if wall_s is None else wall_s
+    effort = Effort.parse(request.get("effort", Effort.NORMAL))
+    return effort.budget_with(given.get("trials"), given.get("wall_s"))
 
 
 def _job_study(study: Row[*tuple[Any, ...]]) -> JobStudyView:

@@ -36,8 +36,9 @@ from api.app import create_app
 from api.settings import ApiSettings
 from db import queries
 from db.database import Database
-from kernels.artifacts import write_atomically
 from tests.api.conftest import SM90_CONFIG, job_body, new_result
+from tests.db.rows import new_study
+from tests.soak.report import hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,17 +63,7 @@ class SchemaViolation(AssertionError):
 def fill(url: str) -> dict[str, str]:
     """A database with something of each kind; gives an id of each."""
     with Database.open(url) as database, database.write() as session:
-        wanted = queries.NewStudy(
-            study_key="a" * 64,
-            m=64,
-            n=64,
-            k=64,
-            dtype="bf16",
-            layout="NT",
-            arch="sm_90a",
-            device_name=None,
-            request={"key": "a"},
-        )
+        wanted = new_study(m=64, n=64, k=64)
         job = queries.create_job(session, request=job_body(), mode="measure", studies=[wanted])
         (study,) = queries.studies_of_job(session, job.id)
         queries.claim_next_study(session, "tuner")
@@ -210,11 +201,7 @@ def main() -> int:
     options = parser.parse_args()
     found = run(options.examples, options.seed, lambda line: print(line, file=sys.stderr, flush=True))
     command = f"python -m tests.soak.api_schema --examples {options.examples} --seed {options.seed}"
-    text = json.dumps({"schema": 1, "command": command, "schemathesis": schemathesis.__version__, **found}, indent=1)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(options.out, (text + "\n").encode())
+    hand_over({"schema": 1, "command": command, "schemathesis": schemathesis.__version__, **found}, options.out)
     return 0
 
 

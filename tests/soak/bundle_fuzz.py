@@ -23,8 +23,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.artifacts import ArtifactStore, write_atomically
+from kernels.artifacts import ArtifactStore
 from kernels.config import Sm90GemmConfig
+from tests.soak.report import hand_over
 from tuner.export import ExportError, build_bundle, canonical, load_bundle, sealed
 
 if TYPE_CHECKING:
@@ -213,11 +214,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         found = run(options.mutations, options.seed, Path(name))
     command = f"python -m tests.soak.bundle_fuzz --mutations {options.mutations} --seed {options.seed}"
-    text = json.dumps({"schema": 1, "command": command, **found}, indent=1)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(options.out, (text + "\n").encode())
+    hand_over({"schema": 1, "command": command, **found}, options.out)
     return 1 if found["violations"] else 0
 
 

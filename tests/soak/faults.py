@@ -7,7 +7,6 @@ may suffer.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from db.database import Database
-from kernels.artifacts import ArtifactStore, write_atomically
+from kernels.artifacts import ArtifactStore
+from tests.soak.report import hand_over
 from tests.soak.studies import study_of, trials_of
 from tests.tuner import support
 from tuner.engine.fake import FakeEngine, FakeOptions
@@ -139,11 +139,7 @@ def main() -> int:
         "environment": {"python": platform.python_version(), "engine": "fake", "database": "sqlite"},
         **run(arguments.faults),
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.out, (text + "\n").encode())
+    hand_over(report, arguments.out)
     return 1 if report["problems"] or report["processes_left"] else 0
 
 

@@ -29,6 +29,7 @@ from db import queries
 from db.database import Database
 from kernels.artifacts import ArtifactError, ArtifactStore, write_atomically
 from search_space.request import Budget, TuneRequest
+from tests.soak.report import hand_over
 from tests.soak.studies import study_of
 from tests.tuner.problems import KILL_PROBLEMS
 from tests.tuner.support import PROFILE, fake
@@ -323,9 +324,7 @@ def main() -> int:
     finally:
         nursery.close()
     report = report_of(rounds, arguments.kills)
-    text = json.dumps(report, indent=1)
-    print(text)
-    write_atomically(arguments.out, (text + "\n").encode())
+    hand_over(report, arguments.out)
     state.unlink()
     return 1 if report["problems"] else 0
 

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httpx
 import uvloop
@@ -31,7 +32,6 @@ from api.schemas import MAX_PROBLEMS
 from db import queries
 from db.database import Database
 from db.models import Result, new_id, utc_now
-from kernels.artifacts import write_atomically
 from tests.soak.best_latency import (
     DEVICE,
     ENVIRONMENT,
@@ -45,6 +45,7 @@ from tests.soak.best_latency import (
     timed_ms,
 )
 from tests.soak.load_clients import Limits, run_clients
+from tests.soak.report import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,20 +147,13 @@ async def at_a_rate(asker: Asker, targets: Sequence[str], rate: float) -> list[f
 
 
 async def _ask_all(url: str, asked: Sequence[Shape], expected: bytes, rate: float) -> tuple[list[float], list[str]]:
-    asker = Asker(httpx_split(url), expected)
+    asker = Asker(urlsplit(url), expected)
     await asker.connect(CONNECTIONS)
     targets = [f"/v1/best?m={m}&n={n}&k={k}&dtype=bf16&device=h200" for m, n, k in asked]
     await at_a_rate(asker, targets[:WARM_UP], rate)
     times_ms = await at_a_rate(asker, targets, rate)
     asker.close()
     return times_ms, asker.wrong
-
-
-def httpx_split(url: str) -> SplitResult:
-    """Host and port of an address."""
-    from urllib.parse import urlsplit
-
-    return urlsplit(url)
 
 
 def run_best(options: argparse.Namespace) -> dict[str, Any]:
@@ -212,8 +206,7 @@ def run_best(options: argparse.Namespace) -> dict[str, Any]:
 def write_part(path: Path, name: str, part: dict[str, Any]) -> None:
     """Put one part in the file; the other stays."""
     content = json.loads(path.read_text()) if path.exists() else {"schema": SCHEMA}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps({**content, name: part}, indent=1) + "\n").encode())
+    write_json(path, {**content, name: part})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import tvm_ffi
@@ -23,7 +23,7 @@ from kernels.config import Sm90GemmConfig
 from kernels.problem import GemmProblem
 from search_space.starting import preset
 from tests.cli.test_export_bundle import StoredResult
-from tests.tuner.support import STARTING, fake, request, tune
+from tests.tuner.support import STARTING, fake, instant_service, request, tune
 from tuner.cli.embedded import BASE_URL, InProcess
 from tuner.client import Client
 from tuner.engine.faults import FaultKind, FaultPlan
@@ -31,23 +31,17 @@ from tuner.engines import FakeEngines
 from tuner.export import build_bundle, extract_bundle
 from tuner.records import Outcome
 from tuner.service import run_service
-from tuner.settings import Settings
+
+if TYPE_CHECKING:
+    from tuner.settings import Settings
 
 CHOSEN = Sm90GemmConfig(pipe_depth=2, cta_group=1, num_consumers=1, blk_m=64, blk_n=64, blk_k=64, epi_n=64)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Everything in a folder of its own; the fake engine finishes at once."""
-    return Settings(
-        database_url=f"sqlite:///{tmp_path / 'tuner.db'}",
-        artifacts_dir=tmp_path / "artifacts",
-        exports_dir=tmp_path / "exports",
-        engine="fake",
-        compile_processes=2,
-        fake_scale=0.0,
-        poll_s=0.02,
-    )
+    """An instant service on a database of its own."""
+    return instant_service(tmp_path)
 
 
 def client_of(settings: Settings) -> Client:
