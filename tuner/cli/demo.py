@@ -38,12 +38,15 @@ LOAD_S = 60.0
 WALL_S = 600.0  # a limit for a machine that is busy with something else; 8 candidates take well under a minute
 COUNTED = ("MEASURED", "MODELED", "STOPPED_EARLY")
 
-# A fresh interpreter that imports apache-tvm-ffi and nothing of ours: what whoever receives a bundle has.
+# A fresh interpreter that imports apache-tvm-ffi and nothing of ours: what whoever receives a bundle has. torch may
+# be among the imports: apache-tvm-ffi itself imports it where it is installed.
 LOADER = """
 import sys
 import tvm_ffi
 function = tvm_ffi.load_module(sys.argv[1])["gemm"]
-assert callable(function) and not {"tvm", "torch", "kernels"} & set(sys.modules)
+ours = sorted({"tvm", "kernels", "tuner", "search_space"} & set(sys.modules))
+if not callable(function) or ours:
+    sys.exit(f"callable: {callable(function)}, imported besides: {ours}")
 """
 
 
