@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import GemmProblem
+from tuner.bundle import extract_bundle
 from tuner.cli.errors import CommandError, WorkFailed
 from tuner.cli.output import Output, microseconds, warn
 from tuner.cli.remote import as_command_error, wait_until_ready
 from tuner.cli.supervisor import die_with_parent
 from tuner.cli.watch import watch
 from tuner.client import Client, ClientError
-from tuner.export import extract_bundle
 from tuner.gpu.inventory import list_gpus
 
 if TYPE_CHECKING:
