@@ -17,7 +17,16 @@ from kernels.arch import arch_named
 from kernels.artifacts import write_atomically
 from kernels.devices import default_profile, profile_named
 from kernels.errors import ConfigError
-from tuner.manifest import ENTRY, MANIFEST_NAME, SCHEMA, canonical, contradiction, missing_evidence, sealed
+from tuner.manifest import (
+    ENTRY,
+    MANIFEST_NAME,
+    SCHEMA,
+    canonical,
+    contradiction,
+    is_unverified,
+    missing_evidence,
+    sealed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,6 +129,11 @@ def _refuse_unverified(result: ExportableResult, *, allow_unverified: bool) -> N
             f"result {result.id} ({shape}) is a candidate: it lacks {' and '.join(missing)} (has "
             f"{', '.join(result.evidence) or 'no evidence'}); ask with allow_unverified to export it all the same"
         )
+    if result.revision is None and not allow_unverified:
+        raise ExportError(
+            f"result {result.id} ({shape}) was never published here, whatever evidence it names; tune its problem, or "
+            "ask with allow_unverified to export it all the same"
+        )
 
 
 def _module_entry(result: ExportableResult) -> dict[str, Any]:
@@ -137,7 +151,7 @@ def _module_entry(result: ExportableResult) -> dict[str, Any]:
         "device": result.device_name,
         "sm_count": _sm_count(result),
         "evidence": list(result.evidence),
-        "unverified": bool(missing_evidence(result.evidence)),
+        "unverified": is_unverified(result.evidence, result.revision),
         "environment": dict(result.environment or {}),
         "median_us": result.median_us,
         "ratio": dict(result.ratio or {}),

@@ -50,6 +50,11 @@ def missing_evidence(evidence: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind for kind in NEEDED_EVIDENCE if kind not in evidence)
 
 
+def is_unverified(evidence: Sequence[str], revision: int | None) -> bool:
+    """Whether a result is only a candidate: evidence is what a study found, publishing is what makes it an answer."""
+    return revision is None or bool(missing_evidence(evidence))
+
+
 def contradiction(entry: Mapping[str, Any], module: bytes) -> str:
     """Why what a manifest says of a module cannot be true, or nothing.
 
@@ -145,7 +150,7 @@ def _check_claims(module: dict[str, Any]) -> None:
         raise ManifestError(f"calls {module['file']!r} by {module['entry']!r}, a module of ours is called by {ENTRY!r}")
     if unknown := [word for word in module["evidence"] if word not in EVIDENCE]:
         raise ManifestError(f"claims unknown evidence {unknown[0]!r} for {module['file']!r}")
-    if module["unverified"] is not bool(missing_evidence(module["evidence"])):
+    if module["unverified"] is not is_unverified(module["evidence"], module["revision"]):
         raise ManifestError(f"does not say of {module['file']!r} what its evidence says about being verified")
 
 

@@ -124,6 +124,9 @@ def test_results_travel_as_json_lines_and_arrive_as_candidates(cli: Cli, home: P
     shutil.rmtree(home)
     assert cli("results", "import", str(file), "--json").document == {"file": str(file), "results": 2, "added": 2}
     assert stored(home) == [(64, 5.5, None), (128, 5.5, None)]
+    with Database.open(url(home), create=False) as database, database.read() as session:
+        assert [row.evidence for row in queries.results(session)] == [["measured"]] * 2, "checks hold where they ran"
+    assert cli("best", "64x128x256", "--device", "h200", "--evidence", "numeric").status == 1
 
 
 def test_importing_twice_adds_nothing(cli: Cli, home: Path, tmp_path: Path) -> None:

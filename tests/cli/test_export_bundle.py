@@ -136,6 +136,20 @@ def test_unverified_result_is_refused_with_its_name_and_what_is_missing(
     assert not (tmp_path / "x.zip").exists()
 
 
+def test_evidence_alone_does_not_make_a_candidate_verified(artifacts: ArtifactStore, tmp_path: Path) -> None:
+    """Words can be written into a database by anybody; what was published here went through the checks."""
+    claimed = StoredResult(revision=None)
+    with pytest.raises(ExportError, match="was never published here"):
+        build_bundle([claimed], artifacts, tmp_path / "x.zip", allow_unverified=False)
+    manifest = build_bundle([claimed], artifacts, tmp_path / "x.zip", allow_unverified=True)
+    assert manifest["unverified"] is True
+    assert load_bundle(tmp_path / "x.zip")["modules"][0]["unverified"] is True
+    tampered = {**manifest, "unverified": False, "modules": [{**manifest["modules"][0], "unverified": False}]}
+    edited = rewritten(tmp_path / "x.zip", {"manifest.json": canonical(sealed(tampered))})
+    with pytest.raises(ExportError, match="does not say of"):
+        load_bundle(edited)
+
+
 def test_allowed_unverified_module_is_marked_in_the_manifest(tmp_path: Path, artifacts: ArtifactStore) -> None:
     """The manifest repeats that a module was not verified; the verified one beside it is not marked."""
     manifest = build_bundle([StoredResult(), CANDIDATE], artifacts, tmp_path / "x.zip", allow_unverified=True)

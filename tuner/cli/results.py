@@ -25,6 +25,7 @@ from tuner import t4
 from tuner.cli.errors import UsageError
 from tuner.cli.output import Output
 from tuner.cli.remote import connected
+from tuner.manifest import NEEDED_EVIDENCE
 
 if TYPE_CHECKING:
     import argparse
@@ -98,6 +99,8 @@ def _say(args: argparse.Namespace, document: dict[str, Any], line: str) -> None:
 def import_results(args: argparse.Namespace, settings: Settings) -> None:
     """Add results as candidates: their modules stay behind, and nothing is published on the word of a file.
 
+    What a check found holds for the machine that ran it, so evidence beyond a measured time is left behind too.
+
     Everything is checked before the first is stored. A result that is here already is skipped.
     """
     try:
@@ -168,6 +171,7 @@ def _checked(values: dict[str, Any]) -> NewResult:
     if broken := violation(problem, config, _sm_count(values)):
         raise ConfigError(f"the config cannot serve {problem}: {broken}")
     evidence_level(values["evidence"])
+    values["evidence"] = [word for word in values["evidence"] if word not in NEEDED_EVIDENCE]
     created_at = datetime.fromisoformat(values.pop("created_at"))
     if created_at.tzinfo is None:
         raise ValueError(f"created_at = {created_at.isoformat()} has no time zone")
