@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,23 +125,24 @@ def reduced_instances(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> tup
 
     ragged: one cluster, every side and the last stage cut short. Two rows of tiles and at least `acc_stages` columns:
         more tiles than accumulator slots, so each is handed back.
-    two clusters: whole tiles, shared out between two clusters, each of which reuses its accumulator slots.
-    Both have one stage more of K than the ring holds, so the ring wraps within a tile; over the tiles of a cluster
-    every stage meets both phases.
+    several clusters: whole tiles, shared out among two clusters or a few more, each of which reuses its accumulators.
+    Both have one stage more of K than the rings of all parts of K hold, so a ring wraps within a tile; over the tiles
+    of a cluster every stage meets both phases.
     """
     rows, cols = config.cluster_tile
+    ring_k = config.split_k * config.pipe_depth * config.blk_k
     ragged = GemmProblem(
         m=rows + RAGGED_ROWS,
         n=(config.acc_stages - 1) * cols + min(cols - RAGGED_COLUMNS, config.epi_n + RAGGED_COLUMNS),
-        k=config.pipe_depth * config.blk_k + RAGGED_K,
+        k=ring_k + RAGGED_K,
         dtype=dtype,
     )
-    whole = GemmProblem(
-        m=2 * rows, n=(config.acc_stages + 1) * cols, k=(config.pipe_depth + 1) * config.blk_k, dtype=dtype
-    )
+    sm_count = next(count for count in itertools.count(config.cluster_size) if config.resident_clusters(count) > 1)
+    tiles = config.resident_clusters(sm_count) * (config.acc_stages + 1)
+    whole = GemmProblem(m=2 * rows, n=ceil(tiles / 2) * cols, k=ring_k + config.blk_k, dtype=dtype)
     return (
-        Instance(label="ragged", problem=ragged, sm_count=config.cta_group),
-        Instance(label="two clusters", problem=whole, sm_count=2 * config.cta_group),
+        Instance(label="ragged", problem=ragged, sm_count=config.cluster_size),
+        Instance(label="several clusters", problem=whole, sm_count=sm_count),
     )
 
 

@@ -19,8 +19,9 @@ from kernels.cuda_trace import Trace, Walk, traces
 from kernels.launch import TensorMapPlan
 from kernels.structure_barriers import Lifetime, Phases, Producer
 from kernels.structure_counts import barrier_slots, check_arrivals, check_bytes, learn_regions, takes_turns
+from kernels.structure_exchange import Exchange, check_parts
 from kernels.structure_facts import Check, Facts
-from kernels.structure_sm90 import Exchange, Turns, Wgmma, check_multicast, check_parts
+from kernels.structure_sm90 import Turns, Wgmma, check_multicast
 from kernels.structure_sm100 import Tmem, check_issuers, check_tensor_memory
 from kernels.structure_staging import Staging
 
@@ -135,8 +136,7 @@ def structural_findings(lowered: LoweredKernel, problem: GemmProblem, config: Ge
 def _walk(problem: GemmProblem, config: GemmConfig) -> Walk:
     """Enough tiles that every staging buffer meets every chunk position, and both accumulator slots both phases."""
     lap = 2 * config.pipe_depth
-    parts = config.split_k if isinstance(config, Sm90GemmConfig) else 1
-    k_blocks, uneven = divmod(config.k_blocks(problem), parts)
+    k_blocks, uneven = divmod(config.k_blocks(problem), config.cluster_size // config.cta_group)
     turns = config.num_consumers if takes_turns(config) else 1
     return Walk(
         tiles=max(4, config.epi_stages + 2), k_blocks=k_blocks, lap=lap, kept=lap, uneven=uneven > 0, turns=turns
@@ -150,8 +150,8 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
             if event.kind == UNKNOWN or event.kind not in _KNOWN:
                 findings.report("unknown instruction", event.line, f"{event.text} has no place in this kernel")
     learn_regions(facts, followed, findings.report)
-    checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging]
-    checks += [Tmem] if isinstance(config, Sm100GemmConfig) else [Wgmma, Exchange, Turns]
+    checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging, Exchange]
+    checks += [Tmem] if isinstance(config, Sm100GemmConfig) else [Wgmma, Turns]
     for trace in followed:
         states = [check(facts, trace, findings.report) for check in checks]
         for event in trace.events:
@@ -163,9 +163,9 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
     check_bytes(facts, followed, findings.report)
     check_arrivals(facts, followed, findings.report)
     _check_together(followed, findings)
+    check_parts(followed, findings.report)
     if isinstance(config, Sm90GemmConfig):
         check_multicast(facts, followed, findings.report)
-        check_parts(followed, findings.report)
     if isinstance(config, Sm100GemmConfig):
         check_tensor_memory(config, followed, findings.report)
         check_issuers(config, followed, findings.report)

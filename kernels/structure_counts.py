@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.problem import ELEMENT_BYTES
-from kernels.structure_facts import PART_BYTES, Facts, Region, Report, Slot
+from kernels.structure_facts import PART_BYTES, Facts, Region, Report, Slot, leader_of
 
 if TYPE_CHECKING:
     from kernels.cuda_trace import Event, Trace
@@ -22,20 +22,27 @@ def ring_counts(config: GemmConfig) -> tuple[tuple[str, int, int], ...]:
     """Every ring of mbarriers in the order in which it is initialised: name, slots, arrivals that end a phase."""
     if isinstance(config, Sm100GemmConfig):
         accumulators = config.num_consumers * config.acc_stages
-        return (
+        rings = (
             ("tma2mma", config.pipe_depth, 1),
             ("mma2tma", config.pipe_depth, config.num_consumers),
             ("mma2ld", accumulators, 1),
             ("ld2mma", accumulators, 128 * config.cta_group),
         )
+        return rings + _exchange_rings(config)
     assert isinstance(config, Sm90GemmConfig)
     consumers = 1 if takes_turns(config) else config.num_consumers
     stages = (("tma2mma", config.pipe_depth, 1), ("mma2tma", config.pipe_depth, consumers * config.cta_group))
     if takes_turns(config):
         return (*stages, ("turn", config.num_consumers, 1))
+    return stages + _exchange_rings(config)
+
+
+def _exchange_rings(config: Sm90GemmConfig | Sm100GemmConfig) -> tuple[tuple[str, int, int], ...]:
     if config.split_k == 1:
-        return stages
-    return (*stages, ("parts2sum", config.num_consumers, 1), ("sum2parts", config.num_consumers, config.split_k))
+        return ()
+    # On Blackwell only CTAs that own a chunk have something to say.
+    readers = min(config.split_k, config.chunks) if isinstance(config, Sm100GemmConfig) else config.split_k
+    return (("parts2sum", config.num_consumers, 1), ("sum2parts", config.num_consumers, readers))
 
 
 def barrier_slots(config: GemmConfig, followed: tuple[Trace, ...], report: Report) -> dict[int, tuple[str, int]]:
@@ -160,7 +167,7 @@ def check_arrivals(facts: Facts, followed: tuple[Trace, ...], report: Report) ->
     use = {"mma2tma": "tma2mma", "ld2mma": "mma2ld", "sum2parts": "parts2sum"}
     for ring, slots, count in ring_counts(config):
         for place in (Slot(ring, n, rank) for n in range(slots) for rank in range(config.cluster_size)):
-            leader = 0 if isinstance(config, Sm100GemmConfig) or ring == "sum2parts" else place.rank
+            leader = 0 if ring == "sum2parts" else leader_of(config, place.rank)
             uses = arrivals[Slot(use.get(ring, ring), place.number, leader)]
             at_leader_only = leader != place.rank and ring in ("tma2mma", "ld2mma")
             expected = 0 if at_leader_only else uses * count

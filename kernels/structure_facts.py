@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernels.config import Sm100GemmConfig
 from kernels.cuda_trace import CLUSTER_WINDOW
 from kernels.problem import ELEMENT_BYTES
 
@@ -23,6 +24,11 @@ BARRIER_OPERAND = {
     "mbarrier_wait": "barrier", "arrive": "addr", "expect_tx": "addr", "tma_load": "mbar", "tcgen05_commit": "mbar",
     "remote_write": "mbar",
 }  # fmt: skip
+
+
+def leader_of(config: GemmConfig, rank: int) -> int:
+    """The CTA whose threads issue the MMAs of CTA `rank`: on Blackwell the first of a pair, else itself."""
+    return 0 if isinstance(config, Sm100GemmConfig) and config.cta_group > 1 else rank
 
 
 @dataclass(frozen=True, slots=True)

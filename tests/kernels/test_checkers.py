@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 
 def test_reduced_instances_take_every_hand_over_of_a_legal_config() -> None:
-    """More tiles than accumulator slots, more stages than the ring; one cluster with ragged sides, two with whole."""
+    """More tiles than accumulator slots, more stages than the rings; one cluster with ragged sides, then several."""
     rng = random.Random(7)
     for _ in range(300):
         config = random_legal(GemmProblem(m=4096, n=4096, k=4096), profile_named("b200"), rng)
         assert isinstance(config, Sm100GemmConfig)
         rows, cols = config.cluster_tile
-        for clusters, instance in enumerate(reduced_instances(config, Dtype.FP16), start=1):
+        for number, instance in enumerate(reduced_instances(config, Dtype.FP16)):
             problem = instance.problem
             tiles_m, tiles_n = config.cluster_tiles(problem)
+            clusters = config.clusters(problem, instance.sm_count)
             assert violation(problem, config, instance.sm_count) is None
             assert problem.dtype is Dtype.FP16
-            assert config.clusters(problem, instance.sm_count) == clusters
+            assert clusters == 1 if number == 0 else clusters > 1
             assert tiles_m * tiles_n > config.acc_stages * clusters
-            assert config.k_blocks(problem) == config.pipe_depth + 1
+            assert config.k_blocks(problem) == config.split_k * config.pipe_depth + 1
             ragged = [problem.m % rows, problem.n % cols, problem.k % config.blk_k]
-            assert all(ragged) if clusters == 1 else not any(ragged)
+            assert not any(ragged) if number else all(ragged)
 
 
 def _report(**answers: str) -> CheckReport:

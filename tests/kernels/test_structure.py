@@ -61,6 +61,16 @@ PINGPONG = sm90(
 )
 BLACKWELL = sm100(cta_group=2, num_consumers=1, blk_n=48, epi_n=32, epi_stages=2, blk_k=16, pipe_depth=2)
 BLACKWELL_TWO = sm100(cta_group=2, num_consumers=2, acc_stages=2, blk_n=32, epi_n=32, blk_k=16, pipe_depth=2)
+BLACKWELL_SPLIT = sm100(
+    GemmProblem(m=256, n=192, k=448),
+    split_k=3,
+    cta_group=1,
+    num_consumers=1,
+    blk_n=64,
+    epi_n=16,
+    blk_k=64,
+    pipe_depth=2,
+)
 
 CLEAN = (
     HOPPER,
@@ -97,6 +107,18 @@ CLEAN = (
         pipe_depth=3,
     ),
     sm100(GemmProblem(m=1, n=2048, k=8192), cta_group=1, num_consumers=1, blk_n=128, raster="n-serpentine"),
+    BLACKWELL_SPLIT,
+    sm100(RAGGED, cta_group=2, num_consumers=2, swap_ab=True, blk_n=48, epi_n=32, epi_stages=2, acc_stages=2),
+    sm100(
+        GemmProblem(m=20, n=1032, k=1000),
+        cta_group=1,
+        num_consumers=2,
+        swap_ab=True,
+        split_k=4,
+        blk_n=32,
+        epi_n=16,
+        pipe_depth=3,
+    ),
 )
 
 # The rule that names each fault of the templates. None: the source keeps the protocol, other gates have to see it.
@@ -175,6 +197,7 @@ FAULTY = tuple(
         (PINGPONG, PINGPONG_FAULTS),
         (BLACKWELL, BLACKWELL_FAULTS),
         (BLACKWELL_TWO, BLACKWELL_TWO_FAULTS),
+        (BLACKWELL_SPLIT, SPLIT_FAULTS),
     )
     for fault, rule in faults.items()
 )
@@ -238,6 +261,7 @@ def test_tables_cover_every_fault_of_both_templates() -> None:
     assert set(SPLIT_FAULTS) == set(gemm_sm90.SPLIT_FAULTS)
     assert set(PINGPONG_FAULTS) == set(gemm_sm90.PINGPONG_FAULTS)
     assert set(BLACKWELL_FAULTS | BLACKWELL_TWO_FAULTS) == set(gemm_sm100.FAULTS)
+    assert set(SPLIT_FAULTS) == set(gemm_sm100.SPLIT_FAULTS)
 
 
 # ---------------------------------------------------------------------------------------------- edits of clean sources
