@@ -12,7 +12,8 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full \
-	verify-compile soak-faults soak-kills soak-cost requirements clean
+	verify-compile soak-faults soak-kills soak-cost soak-load fuzz-api fuzz-bundle \
+	requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +84,16 @@ soak-kills: setup  ## kill -9 of the tuner at 200 random moments
 soak-cost: setup  ## what a trial and a question cost on this machine
 	$(BIN)/python -m tests.soak.trial_cost --out results/host/trial_cost.json
 	$(BIN)/python -m tests.soak.best_latency > results/host/best_latency.json; cat results/host/best_latency.json
+
+fuzz-api: setup  ## 20,000 requests made from the OpenAPI document, right and wrong ones
+	$(BIN)/python -m tests.soak.api_schema --examples 20000 --out results/soak/api_schema.json
+
+fuzz-bundle: setup  ## 2,000 changed bundles: each must be refused, or be the same bundle
+	$(BIN)/python -m tests.soak.bundle_fuzz --mutations 2000 --out results/soak/bundle_fuzz.json
+
+soak-load: setup  ## the service under load, and GET /v1/best with a million results stored
+	$(BIN)/python -m tests.soak.load clients --out results/soak/load.json
+	$(BIN)/python -m tests.soak.load best --out results/soak/load.json
 
 requirements: setup  ## pin again from pyproject.toml
 	$(PIP) install --quiet uv

@@ -15,6 +15,7 @@ JOB_EXAMPLE: Json = {
     "effort": "normal",
     "budget": {"trials": 40, "wall_s": 600},
     "seed": 0,
+    "priority": 0,
     "force": False,
 }
 ID_EXAMPLE = "5f0c6d2e9b7a4c1d8e3f2a1b0c9d8e7f"
@@ -26,6 +27,7 @@ JOB_SUMMARY_EXAMPLE: Json = {
     "state": "RUNNING",
     "mode": "measure",
     "force": False,
+    "priority": 0,
     "cancel_requested": False,
     "created_at": WHEN_EXAMPLE,
     "finished_at": None,

@@ -17,6 +17,7 @@ MAX_PROBLEMS = 4096
 MAX_EXPORT_RESULTS = 256
 MAX_NAME_CHARS = 128
 MAX_PAGE = 500
+MAX_PRIORITY = 1000
 
 
 def _plain_integer(value: Any) -> Any:
@@ -130,6 +131,8 @@ class JobIn(Strict):
     """How candidates are timed."""
     seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] = 0
     """Same seed, same measurements: same winner."""
+    priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Studies of a job with a higher one are begun first; among equals the older job."""
     force: Annotated[bool, Field(strict=True)] = False
     """Tune again although a finished study answers the request."""
 
@@ -248,6 +251,8 @@ class JobsQuery(Strict):
 
     state: StateName | None = None
     """Only jobs in this state."""
+    mode: Mode | None = None
+    """Only jobs of this mode."""
     limit: Limit = 50
     """Entries of one page."""
     after: RowId | None = None

@@ -98,6 +98,7 @@ class JobSummary(BaseModel):
     state: str
     mode: str
     force: bool
+    priority: int
     cancel_requested: bool
     created_at: datetime
     finished_at: datetime | None
@@ -138,6 +139,7 @@ class JobView(JobSummary):
     model_config = example(
         {
             **JOB_SUMMARY_EXAMPLE,
+            "time_left_s": 84.5,
             "counts": {"MEASURED": 12, "REJECTED": 3},
             "states": {"RUNNING": 1},
             "studies": [
@@ -157,6 +159,8 @@ class JobView(JobSummary):
         }
     )
 
+    time_left_s: float | None
+    """Seconds until the search is over, from the pace so far, without the finals and checks; null until it is known."""
     counts: dict[str, int]
     """Trials of all studies by outcome."""
     states: dict[str, int]

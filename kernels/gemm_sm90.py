@@ -84,16 +84,14 @@ def build_gemm_sm90(
     *,
     fault: str = "",
     delays_ns: Mapping[str, int] | None = None,
-    unproven: bool = False,
 ) -> Any:
     """The template as a TIRx function `gemm(A, B, D)` for one problem, config and number of SMs.
 
     fault: name of a bug of FAULTS to plant, for tests of the referee
     delays_ns: longest sleep at points of DELAY_POINTS, a power of two, for stress builds
-    unproven: allow what the rules keep back until a device has shown it right
     Raises ConfigError with the rule that is broken.
     """
-    if reason := violation(problem, config, sm_count, unproven=unproven):
+    if reason := violation(problem, config, sm_count):
         raise ConfigError(reason)
     variant = _variant(config, fault, delays_ns or {})
     plan = Plan(problem=problem, config=config, sm_count=sm_count)

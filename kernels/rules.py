@@ -19,9 +19,6 @@ Rule = Callable[[GemmConfig], "str | None"]
 
 MAX_TMA_BOX_ROWS = 256
 MAX_PIPE_DEPTH = 16
-# The first version let a consumer run ahead of the other: three shapes of three ended in a launch failure (H200).
-# Barriers for turns have been added since, and the structural rules see them, but no device has run them.
-UNPROVEN_SCHEDULES = {"pingpong": "not served yet, no device has shown its turns right"}
 MAX_SPLIT_K = 16  # CTAs of one cluster (above 8 the launch asks for a non-portable size)
 EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
 
@@ -235,25 +232,14 @@ def epilogue_violation(config: GemmConfig) -> str | None:
     return rule(config) or _smem(config)
 
 
-def config_violation(config: GemmConfig, *, unproven: bool = False) -> str | None:
-    """Why no SM of this architecture can run the config, or None.
-
-    unproven: allow what no device has shown right, for those who show it
-    """
-    if not unproven and (reason := _unproven(config)):
-        return reason
+def config_violation(config: GemmConfig) -> str | None:
+    """Why no SM of this architecture can run the config, or None."""
     return next((reason for rule in RULES[config.arch.name] if (reason := rule(config))), None)
 
 
-def _unproven(config: GemmConfig) -> str | None:
-    if isinstance(config, Sm90GemmConfig) and config.schedule in UNPROVEN_SCHEDULES:
-        return f"schedule = {config.schedule}: {UNPROVEN_SCHEDULES[config.schedule]}; take schedule = cooperative"
-    return None
-
-
-def violation(problem: GemmProblem, config: GemmConfig, sm_count: int, *, unproven: bool = False) -> str | None:
+def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | None:
     """Why this config cannot serve this problem on a device with `sm_count` SMs, or None."""
-    if reason := problem_violation(problem, config.arch) or config_violation(config, unproven=unproven):
+    if reason := problem_violation(problem, config.arch) or config_violation(config):
         return reason
     if sm_count < config.cluster_size:
         return f"a cluster of {config.cluster_size} CTAs needs {config.cluster_size} SMs, the device has {sm_count}"

@@ -129,6 +129,13 @@ class Effort(StrEnum):
         """Trials and seconds of this effort."""
         return EFFORT_BUDGETS[self]
 
+    def budget_with(self, trials: int | None, wall_s: float | None) -> Budget:
+        """Trials and seconds of this effort, where they are not given."""
+        preset = self.budget
+        return Budget(
+            trials=preset.trials if trials is None else trials, wall_s=preset.wall_s if wall_s is None else wall_s
+        )
+
 
 # quick: the starting configs and little more. normal: 40 trials at about 2.3 s of compiling each (two processes) and
 # under 1 s of GPU time fit well into ten minutes.

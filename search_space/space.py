@@ -18,7 +18,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
-from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters
+from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedules
 from kernels.resources import resources_of
 from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
 
@@ -50,7 +50,7 @@ _CHOICES: dict[str, Choices] = {
         "blk_n": (*range(8, 65, 8), *range(80, 257, 16)),
         "epi_n": (8, *range(16, 129, 16)),
         "share": ("A", "B"),
-        "schedule": ("cooperative",),
+        "schedule": Schedules,
         "swap_ab": (False, True),
         # above 8 a cluster fills most of a GPC by itself, so there is little between 12 and 16
         "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 12, 16),
@@ -71,10 +71,19 @@ _CHOICES: dict[str, Choices] = {
 # but combines things that leave each other no use, such as a pair that shares a short operand.
 _FORMS: dict[str, tuple[Choices, ...]] = {
     "sm_90a": (
-        {"swap_ab": (False,), "split_k": (1,)},
+        {"swap_ab": (False,), "split_k": (1,), "schedule": ("cooperative",)},
+        {
+            "swap_ab": (False,),
+            "split_k": (1,),
+            "schedule": ("pingpong",),
+            "num_consumers": (2,),
+            "blk_m": (64, 128),
+            "blk_k": (64, 128),
+        },
         {
             "swap_ab": (False,),
             "split_k": (2, 3, 4, 5, 6, 7, 8, 12, 16),
+            "schedule": ("cooperative",),
             "cta_group": (1,),
             "num_consumers": (1, 2),
             "blk_k": (64, 128),
@@ -82,6 +91,7 @@ _FORMS: dict[str, tuple[Choices, ...]] = {
         },
         {
             "swap_ab": (True,),
+            "schedule": ("cooperative",),
             "cta_group": (1,),
             "num_consumers": (1, 2),
             "blk_m": (64, 128),

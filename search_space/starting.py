@@ -75,6 +75,7 @@ def _won(
     swap: bool = False,
     split: int = 1,
     epi_n: int = 0,
+    pingpong: bool = False,
 ) -> MeasuredConfig:
     config = Sm90GemmConfig(
         num_consumers=consumers,
@@ -84,9 +85,10 @@ def _won(
         pipe_depth=depth,
         cta_group=cluster,
         epi_n=epi_n or (8 if swap else _epilogue_width(blk_n)),
-        epi_stages=1 if swap or split > 1 else 2,
+        epi_stages=1 if swap or pingpong or split > 1 else 2,
         swap_ab=swap,
         split_k=split,
+        schedule="pingpong" if pingpong else "cooperative",
     )
     return MeasuredConfig(config=config, rows=rows, where=where)
 
@@ -105,7 +107,9 @@ MEASURED: tuple[MeasuredConfig, ...] = (
     _won(64, 256, 64, consumers=2, cluster=2, depth=4, rows=MANY, where="4096^3 fp16 1.00, 16384x4096x4096 bf16 1.02"),
     _won(64, 256, 64, consumers=2, depth=4, rows=MANY, where="8192^3 1.02, 8192x8192x1024 fp16 1.04"),
     _won(128, 192, 64, consumers=2, depth=3, rows=MANY, where="2048x6144x4096 bf16 1.04"),
+    _won(128, 192, 64, consumers=2, depth=4, pingpong=True, rows=MANY, where="8192x3072x768 1.10, 7000x2560x2560 0.98"),
     _won(64, 192, 64, consumers=3, depth=3, rows=MANY, where="12608x2304x768 fp16 1.06"),
+    _won(128, 128, 64, consumers=2, depth=6, pingpong=True, rows=MANY, where="8192x3072x768 fp16 1.06"),
     _won(64, 224, 64, consumers=2, depth=4, rows=MORE, where="512x7168x4096 fp16 1.07, 7000x2560x2560 bf16 0.97"),
     _won(64, 224, 32, consumers=2, depth=7, rows=HUNDREDS, where="512x7168x4096 bf16 1.00"),
     _won(128, 128, 64, depth=6, rows=HUNDREDS, where="512x4096x14336 bf16 0.99"),

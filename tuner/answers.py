@@ -39,6 +39,7 @@ class JobSummary(TypedDict):
     state: str
     mode: str
     force: bool
+    priority: int
     cancel_requested: bool
     created_at: str
     finished_at: str | None
@@ -62,6 +63,7 @@ class JobStudy(TypedDict):
 class Job(JobSummary):
     """A job with its studies; counts: trials by outcome, states: studies by state."""
 
+    time_left_s: float | None
     counts: dict[str, int]
     states: dict[str, int]
     studies: list[JobStudy]

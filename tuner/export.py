@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import stat
 import zipfile
 import zlib
@@ -23,6 +24,7 @@ from kernels.devices import default_profile, profile_named
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import GemmProblem
 from kernels.rules import violation
+from tuner.records import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,10 +35,12 @@ SCHEMA = 1
 ENTRY = "gemm"
 LICENSE_ID = "Apache-2.0"
 NEEDED_EVIDENCE = ("numeric", "checked")
+EVIDENCE = tuple(word.value for word in Evidence)
 
 # The earliest time a zip can hold: a bundle says nothing about when it was written.
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 MANIFEST_NAME = "manifest.json"
+SEAL = "sha256"
 DESCRIPTION_START = b'{"arch": "'  # of the JSON that kernels.compile puts into a module, keys in order
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_FILE_BYTES = 256 * 2**20
@@ -218,24 +222,32 @@ def _sm_count(result: ExportableResult) -> int:
 
 def manifest_of(modules: list[dict[str, Any]], files: Mapping[str, bytes]) -> dict[str, Any]:
     """The manifest of these modules, with the hash of each file that goes with it."""
-    return {
-        "schema": SCHEMA,
-        "generator": f"gemm-tuner {version()}",
-        "license": LICENSE_ID,
-        "unverified": any(module["unverified"] for module in modules),
-        "requires": {"python": ["apache-tvm-ffi"], "target": "an NVIDIA driver that supports CUDA 13"},
-        "how_to_call": {
-            "load": f'tvm_ffi.load_module(FILE)["{ENTRY}"]',
-            "call": "gemm(A, B, D)",
-            "computes": "D[M,N] = A[M,K] @ B[N,K]^T, float32 accumulation",
-            "arguments": "row-major tensors on the device: A (M, K), B (N, K), D (M, N), in the dtype of the problem",
-        },
-        "modules": modules,
-        "files": {
-            name: {"sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data)}
-            for name, data in sorted(files.items())
-        },
-    }
+    return sealed(
+        {
+            "schema": SCHEMA,
+            "generator": f"gemm-tuner {version()}",
+            "license": LICENSE_ID,
+            "unverified": any(module["unverified"] for module in modules),
+            "requires": {"python": ["apache-tvm-ffi"], "target": "an NVIDIA driver that supports CUDA 13"},
+            "how_to_call": {
+                "load": f'tvm_ffi.load_module(FILE)["{ENTRY}"]',
+                "call": "gemm(A, B, D)",
+                "computes": "D[M,N] = A[M,K] @ B[N,K]^T, float32 accumulation",
+                "arguments": "row-major tensors on the device, of the problem's dtype: A (M, K), B (N, K), D (M, N)",
+            },
+            "modules": modules,
+            "files": {
+                name: {"sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data)}
+                for name, data in sorted(files.items())
+            },
+        }
+    )
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the SHA-256 of its other members: a change of any of them shows."""
+    content = {name: value for name, value in manifest.items() if name != SEAL}
+    return {**content, SEAL: hashlib.sha256(canonical(content)).hexdigest()}
 
 
 def canonical(manifest: dict[str, Any]) -> bytes:
@@ -383,24 +395,75 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: Mapping[str, zip
     schema = manifest.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         raise ExportError(f"{path}: schema {schema!r}, this version reads {SCHEMA}: use a matching gemm-tuner")
-    if raw != canonical(manifest):
+    try:
+        as_written = raw == canonical(manifest) and manifest.get(SEAL) == sealed(manifest)[SEAL]
+    except (ValueError, RecursionError):  # numbers and text that no manifest of ours can hold
+        as_written = False
+    if not as_written:
         raise ExportError(f"{path}: {MANIFEST_NAME} was edited after it was written")
     _check_manifest(path, manifest)
     return manifest
 
 
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    files, modules = manifest.get("files"), manifest.get("modules")
-    if not isinstance(files, dict) or not isinstance(modules, list) or not modules:
-        raise ExportError(f"{path}: {MANIFEST_NAME} lacks its lists of files and modules")
+    if wrong := _wrong_type(manifest, MANIFEST_TYPES, "manifest"):
+        raise ExportError(f"{path}: {MANIFEST_NAME}: {wrong}")
+    files, modules = manifest["files"], manifest["modules"]
+    if not modules:
+        raise ExportError(f"{path}: {MANIFEST_NAME} lists no module")
     for name, facts in files.items():
-        if not isinstance(facts, dict) or not isinstance(facts.get("sha256"), str):
+        if _wrong_type(facts, FILE_TYPES, name) or _SHA256.fullmatch(facts["sha256"]) is None:
             raise ExportError(f"{path}: {MANIFEST_NAME} has no hash for {name!r}")
-    for module in modules:
-        if not isinstance(module, dict) or not isinstance(module.get("file"), str) or module["file"] not in files:
+    for position, module in enumerate(modules):
+        wrong = _wrong_type(module, MODULE_TYPES, f"modules[{position}]")
+        wrong = wrong or _wrong_type(module["problem"], PROBLEM_TYPES, f"modules[{position}].problem")
+        if wrong:
+            raise ExportError(f"{path}: {MANIFEST_NAME}: {wrong}")
+        if module["file"] not in files:
             raise ExportError(f"{path}: {MANIFEST_NAME} names a module that it does not list as a file")
-        if module.get("sha256") != files[module["file"]]["sha256"]:
+        if module["sha256"] != files[module["file"]]["sha256"]:
             raise ExportError(f"{path}: two hashes stand for {module['file']!r}")
+        _check_claims(path, module)
+    if manifest["unverified"] is not any(module["unverified"] for module in modules):
+        raise ExportError(f"{path}: {MANIFEST_NAME} does not say what its modules say about being verified")
+
+
+def _check_claims(path: Path, module: dict[str, Any]) -> None:
+    """What a caller acts on: how the module is called, and whether it was verified."""
+    if module["entry"] != ENTRY:
+        raise ExportError(f"{path}: {module['file']!r} is called {module['entry']!r}, a module of ours {ENTRY!r}")
+    if unknown := [word for word in module["evidence"] if word not in EVIDENCE]:
+        raise ExportError(f"{path}: {module['file']!r} claims unknown evidence {unknown[0]!r}")
+    if module["unverified"] is not bool(missing_evidence(module["evidence"])):
+        raise ExportError(f"{path}: {module['file']!r} does not say what its evidence says about being verified")
+
+
+# Types of the members that a reader relies on; others may be there.
+MANIFEST_TYPES: dict[str, tuple[type, ...]] = {
+    **{"generator": (str,), "license": (str,), "unverified": (bool,), "requires": (dict,), "how_to_call": (dict,)},
+    **{"modules": (list,), "files": (dict,)},
+}
+FILE_TYPES: dict[str, tuple[type, ...]] = {"sha256": (str,), "size_bytes": (int,)}
+MODULE_TYPES: dict[str, tuple[type, ...]] = {
+    **{"file": (str,), "entry": (str,), "sha256": (str,), "result": (str,), "revision": (int, type(None))},
+    **{"problem": (dict,), "config": (dict,), "arch": (str,), "device": (str, type(None)), "sm_count": (int,)},
+    **{"evidence": (list,), "unverified": (bool,), "environment": (dict,), "ratio": (dict,)},
+    **{"median_us": (int, float, type(None)), "source_hash": (str, type(None))},
+}
+PROBLEM_TYPES: dict[str, tuple[type, ...]] = {"m": (int,), "n": (int,), "k": (int,), "dtype": (str,), "layout": (str,)}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _wrong_type(value: Any, types: Mapping[str, tuple[type, ...]], where: str) -> str:
+    """Which member is missing or of a wrong type; empty where none is. A truth value is no number."""
+    if not isinstance(value, dict):
+        return f"{where} must be an object"
+    for name, allowed in types.items():
+        if name not in value:
+            return f"{where} lacks {name!r}"
+        if type(value[name]) not in allowed:
+            return f"{where}: {name!r} is of type {type(value[name]).__name__}"
+    return ""
 
 
 def _read_files(
@@ -414,7 +477,7 @@ def _read_files(
     files = {}
     for name, facts in listed.items():
         data = archive.read(name)
-        if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+        if len(data) != facts["size_bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
             raise ExportError(f"{path}: {name!r} was changed: its SHA-256 differs from the manifest's")
         files[name] = data
     return files

@@ -53,7 +53,16 @@ EVENT_STREAM: Responses = {
         "`end` with the final job. Ids are opaque; send the last one as Last-Event-ID to resume.",
         "content": {
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "schema": {
+                    "description": "One event.",
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string"},
+                        "event": {"type": "string", "enum": ["trial", "job", "end"]},
+                        "data": {"type": "string", "description": "A JSON object."},
+                    },
+                    "required": ["id", "event", "data"],
+                },
                 "example": 'id: 1777887000000000-0-7\nevent: trial\ndata: {"study_id": "5f0c", "number": 7}\n\n',
             }
         },

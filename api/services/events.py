@@ -71,8 +71,9 @@ class Follower:
             data = {"study_id": study_id, **trial.model_dump(mode="json")}
             lines.append(_encoded("trial", _id_text(self._last), data))
         shown = job.model_dump(mode="json", exclude={"studies"})  # thousands of studies would be megabytes a look
-        if shown != self._shown:
-            self._shown = shown
+        changing = {name: value for name, value in shown.items() if name != "time_left_s"}  # that changes every moment
+        if changing != self._shown:
+            self._shown = changing
             lines.append(_encoded("job", _id_text(self._last), shown))
         if job.state in FINAL_STATES:
             self.ended = True

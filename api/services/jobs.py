@@ -14,12 +14,14 @@ from api.services.studies import problem_view
 from api.services.targets import Targets
 from api.views import JobList, JobStudyView, JobSubmitted, JobSummary, JobView, StudyState
 from db import queries
+from db.models import LIVE_STATES, State, utc_now
 from db.queries import NewStudy
-from search_space.request import Budget, MeasureProtocol, TuneRequest
+from search_space.request import Budget, Effort, MeasureProtocol, TuneRequest
 from search_space.request import RequestError as InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from sqlalchemy import Row
     from sqlalchemy.orm import Session
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from db.models import Job
     from db.queries import FinishedStudy
 
+COUNTED = ("MEASURED", "MODELED", "STOPPED_EARLY")  # outcomes that use up a budget of trials
 NEVER = "made in another environment"  # no study has this environment key
 
 
@@ -36,7 +39,8 @@ def wanted_studies(session: Session, body: JobIn) -> list[NewStudy]:
 
     Needs no write lock: of a job of thousands this is the larger half.
     """
-    targets, budget, protocol = Targets(queries.devices(session)), _budget(body), _protocol(body)
+    targets, protocol = Targets(queries.devices(session)), _protocol(body)
+    budget = body.effort.budget_with(body.budget.trials, body.budget.wall_s)
     studies: dict[str, NewStudy] = {}
     for position, problem in enumerate(body.problems):
         wanted = _new_study(body, problem, (budget, protocol), targets, f"problems[{position}].")
@@ -53,18 +57,11 @@ def submit(session: Session, body: JobIn, studies: Sequence[NewStudy], idempoten
         mode=body.mode,
         studies=_with_environments(session, studies),
         force=body.force,
+        priority=body.priority,
         idempotency_key=idempotency_key,
     )
     states = [StudyState(id=row.id, state=row.state) for row in queries.study_summaries(session, job.id)]
     return JobSubmitted(id=job.id, state=job.state, studies=states)
-
-
-def _budget(body: JobIn) -> Budget:
-    preset = body.effort.budget
-    trials, wall_s = body.budget.trials, body.budget.wall_s
-    return Budget(
-        trials=preset.trials if trials is None else trials, wall_s=preset.wall_s if wall_s is None else wall_s
-    )
 
 
 def _protocol(body: JobIn) -> MeasureProtocol:
@@ -130,7 +127,7 @@ def _with_environment(wanted: NewStudy, done: FinishedStudy | None, today: Today
 
 def listing(session: Session, query: JobsQuery) -> JobList:
     """One page, newest first."""
-    rows = queries.jobs(session, state=query.state, limit=query.limit + 1, after=query.after)
+    rows = queries.jobs(session, state=query.state, mode=query.mode, limit=query.limit + 1, after=query.after)
     page = rows[: query.limit]
     items = [JobSummary(**_summary(job)) for job in page]
     return JobList(items=items, next=page[-1].id if len(rows) > query.limit else None)
@@ -159,6 +156,7 @@ def _summary(job: Job) -> dict[str, Any]:
         "state": job.state,
         "mode": job.mode,
         "force": job.force,
+        "priority": job.priority,
         "cancel_requested": job.cancel_requested,
         "created_at": job.created_at,
         "finished_at": job.finished_at,
@@ -171,12 +169,49 @@ def job_view(session: Session, job: Job) -> JobView:
     counts: Counter[str] = Counter()
     for study in studies:
         counts.update(study.counts)
+    left_s = time_left_s(job.request, studies, utc_now())
     return JobView(
         **_summary(job),
+        time_left_s=None if left_s is None else round(left_s, 1),
         counts=dict(counts),
         states=dict(Counter(study.state for study in studies)),
         studies=[_job_study(study) for study in studies],
     )
+
+
+def time_left_s(request: Mapping[str, Any], studies: Sequence[Row[*tuple[Any, ...]]], now: datetime) -> float | None:
+    """Seconds until the search of a job is over, as far as its own pace so far tells; None where it does not yet.
+
+    A running study goes on at its pace up to its budget of trials or of time; one that waits takes as long as those
+    that ran. The final and the checks of each winner come on top.
+    """
+    budget = _budget_of(request)
+    live = [study for study in studies if study.state in LIVE_STATES]
+    if not live:
+        return 0.0
+    paces: list[float] = []
+    left_s: list[float] = []
+    for study in studies:
+        counted = sum(study.counts.get(outcome, 0) for outcome in COUNTED)
+        if study.started_at is None or not counted:
+            continue
+        spent_s = ((study.finished_at or now) - study.started_at).total_seconds()
+        pace_s = spent_s / counted
+        paces.append(min(pace_s * budget.trials, budget.wall_s))
+        if study.state == State.RUNNING:
+            left_s.append(max(0.0, min(pace_s * (budget.trials - counted), budget.wall_s - spent_s)))
+    waiting = len(live) - len(left_s)
+    if not paces:
+        return None
+    at_once = max(1, len(left_s))
+    return max(left_s, default=0.0) + waiting / at_once * sum(paces) / len(paces)
+
+
+def _budget_of(request: Mapping[str, Any]) -> Budget:
+    """Trials and seconds that a posted job gives each study."""
+    given = request.get("budget") or {}
+    effort = Effort.parse(request.get("effort", Effort.NORMAL))
+    return effort.budget_with(given.get("trials"), given.get("wall_s"))
 
 
 def _job_study(study: Row[*tuple[Any, ...]]) -> JobStudyView:

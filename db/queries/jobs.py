@@ -158,7 +158,9 @@ def job_by_idempotency_key(session: Session, key: str) -> Job | None:
     return session.scalar(select(Job).where(Job.idempotency_key == key))
 
 
-def jobs(session: Session, *, state: str | None = None, limit: int = 50, after: str | None = None) -> Sequence[Job]:
+def jobs(
+    session: Session, *, state: str | None = None, mode: str | None = None, limit: int = 50, after: str | None = None
+) -> Sequence[Job]:
     """A page of jobs, newest first. Called by GET /v1/jobs and `gemm-tuner jobs`.
 
     after: id of the last job of the page before; an unknown id gives an empty page
@@ -166,6 +168,8 @@ def jobs(session: Session, *, state: str | None = None, limit: int = 50, after: 
     query = select(Job).order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)
     if state is not None:
         query = query.where(Job.state == state)
+    if mode is not None:
+        query = query.where(Job.mode == mode)
     if after is not None:
         last = session.get(Job, after)
         if last is None:
@@ -195,8 +199,8 @@ def job_studies(session: Session, job_id: str) -> Sequence[tuple[JobStudy, Study
 def study_summaries(session: Session, job_id: str) -> Sequence[Row[*tuple[Any, ...]]]:
     """What an overview of a job shows of its studies, in the order of its problems. Called by GET /v1/jobs/{id}.
 
-    Rows with weight, id, state, reason, the problem's columns, arch, device_name, counts, best_trial and best_us. Whole
-    studies, with the request of each, take five times as long to load.
+    Rows with weight, id, state, reason, the problem's columns, arch, device_name, counts, best_trial, best_us,
+    started_at and finished_at. Whole studies, with the request of each, take five times as long to load.
     """
     return session.execute(_SUMMARIES, {"job_id": job_id}).all()
 
@@ -207,6 +211,7 @@ _SUMMARIES = (
         *(Study.id, Study.state, Study.reason),
         *(Study.m, Study.n, Study.k, Study.dtype, Study.layout),
         *(Study.arch, Study.device_name, Study.counts, Study.best_trial, Study.best_us),
+        *(Study.started_at, Study.finished_at),
     )
     .join(Study, JobStudy.study_id == Study.id)
     .where(JobStudy.job_id == bindparam("job_id"))

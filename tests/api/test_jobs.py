@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from api.services.jobs import time_left_s
 from db import queries
 from tests.api.conftest import H200_ENVIRONMENT, Service, job_body
 
@@ -254,3 +257,46 @@ def test_study_shows_its_best_trial_and_pages_its_trials(service: Service) -> No
     assert [trial["reason"] for trial in rejected["items"]] == ["needs 240000 B, has 232448 B"]
     assert service.http.get(f"/v1/studies/{'0' * 32}").status_code == 404
     assert service.http.get(f"/v1/studies/{'0' * 32}/trials").status_code == 404
+
+
+def test_jobs_with_a_higher_priority_are_begun_first(service: Service) -> None:
+    """Among equals the older one; the job shows what was asked."""
+    ids = [
+        service.submit(problems=[{"m": m, "n": 64, "k": 64}], priority=p)["id"] for m, p in ((8, 0), (16, 5), (24, 5))
+    ]
+    with service.db.write() as session:
+        claimed = [queries.claim_next_study(session, "tuner") for _ in ids]
+    assert [study.m for study in claimed if study is not None] == [16, 24, 8]
+    assert service.http.get(f"/v1/jobs/{ids[1]}").json()["priority"] == 5
+    response = service.http.post("/v1/jobs", json=job_body(priority=1001))
+    assert "priority: must be at most 1000" in response.json()["detail"]
+
+
+def test_jobs_are_listed_by_mode(service: Service) -> None:
+    """Beside the state."""
+    model = service.submit(mode="model")["id"]
+    service.submit()
+    assert [job["id"] for job in service.http.get("/v1/jobs", params={"mode": "model"}).json()["items"]] == [model]
+    assert service.http.get("/v1/jobs", params={"mode": "guess"}).status_code == 422
+
+
+def test_time_left_comes_from_the_pace_so_far() -> None:
+    """A running study by its own pace, waiting ones by the others', no more than the budget of time; null at first."""
+    now = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+    def study(state: str, measured: int = 0, began_s: float = 0.0, took_s: float | None = None) -> Any:
+        started = now - timedelta(seconds=began_s) if state != "QUEUED" else None
+        finished = None if took_s is None or started is None else started + timedelta(seconds=took_s)
+        counts = {"MEASURED": measured, "REJECTED": 7}
+        return SimpleNamespace(state=state, counts=counts, started_at=started, finished_at=finished)
+
+    def left(*studies: Any, **budget: float) -> float | None:
+        return time_left_s({"effort": "quick", "budget": {"trials": 10, "wall_s": 600.0, **budget}}, studies, now)
+
+    assert left(study("QUEUED")) is None
+    assert left(study("RUNNING")) is None
+    assert left(study("RUNNING", 4, 20.0)) == 30.0
+    assert left(study("RUNNING", 4, 20.0), wall_s=25.0) == 5.0
+    assert left(study("RUNNING", 4, 20.0), study("QUEUED"), study("QUEUED")) == 30.0 + 2 * 50.0
+    assert left(study("DONE", 10, 100.0, 40.0), study("QUEUED")) == 40.0
+    assert left(study("DONE", 10, 100.0, 40.0)) == 0.0

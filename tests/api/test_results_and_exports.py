@@ -124,6 +124,7 @@ def test_wheel_is_downloaded_under_its_own_name(service: Service) -> None:
     """pip reads a wheel's version and platform from the name."""
     name = "tuned_gemms-1.0.0+gabc-py3-none-linux_x86_64.whl"
     (service.settings.exports_dir / "0123").mkdir()
+    (service.settings.exports_dir / "0123" / name).write_bytes(b"PK zip")
     export_id = finished_export(service, f"0123/{name}")
     assert service.http.get(f"/v1/exports/{export_id}").json()["file_name"] == name
     disposition = service.http.get(f"/v1/exports/{export_id}/bundle").headers["Content-Disposition"]

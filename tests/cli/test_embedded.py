@@ -117,16 +117,17 @@ def test_export_of_an_unverified_result_id_names_what_is_missing(cli: Cli, tmp_p
     assert "lacks numeric and checked" in ran.error_line
 
 
-def test_wheel_is_written_to_a_folder_under_its_own_name(cli: Cli, tmp_path: Path) -> None:
-    """Its name says version and platform; invented modules are no libraries, and the reason says so."""
+def test_wheel_goes_into_a_folder_and_takes_real_modules_only(cli: Cli, tmp_path: Path) -> None:
+    """Its name says version and platform, so -o is a folder; an invented module is no library, and it says so."""
     tune = ("tune", "64x128x64", "--arch", "sm_90a", "--mode", "model", "--trials", "1")
     order = ("export", "64x128x64", "--arch", "sm_90a", "--format", "wheel", "--allow-unverified", "-o")
     assert "is no folder" in cli(*order, str(tmp_path / "x.whl")).error_line
     assert cli(*tune).status == 0
-    ran = cli(*order, str(tmp_path), "--json")
-    assert ran.status == 0, ran.err
-    assert ran.document["file"] == str(tmp_path / ran.document["file_name"])
-    assert ran.document["file_name"].endswith(".whl")
+    (tmp_path / "out").mkdir()
+    ran = cli(*order, str(tmp_path / "out"))
+    assert ran.status == 1
+    assert "is no shared library" in ran.error_line
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_export_to_a_missing_folder_is_refused_before_anything_is_ordered(cli: Cli, tmp_path: Path) -> None:

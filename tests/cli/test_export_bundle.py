@@ -15,7 +15,8 @@ from kernels.artifacts import ArtifactError, ArtifactStore
 from kernels.compile import compile_kernel
 from kernels.config import Sm90GemmConfig, Sm100GemmConfig
 from kernels.problem import GemmProblem
-from tuner.export import ExportError, build_bundle, description_in, extract_bundle, load_bundle
+from tests.soak import bundle_fuzz
+from tuner.export import ExportError, build_bundle, canonical, description_in, extract_bundle, load_bundle, sealed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,8 +89,7 @@ def rewritten(bundle: Path, edit: dict[str, bytes | None], *, add: dict[str, byt
 
 def manifest_bytes(bundle: Path, **changes: Any) -> bytes:
     """The manifest of a bundle with some members replaced, written as the builder writes it."""
-    manifest = load_bundle(bundle) | changes
-    return (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    return canonical(sealed(load_bundle(bundle) | changes))
 
 
 def test_bundle_says_everything_about_its_module(bundle: Path) -> None:
@@ -215,7 +215,7 @@ def test_b6_bundle_is_validated_again_when_it_is_read(bundle: Path) -> None:
     """B6: hashes agree and the manifest is canonical, and still its config is not one that can run."""
     manifest = load_bundle(bundle)
     manifest["modules"][0]["config"]["pipe_depth"] = 16
-    edited = rewritten(bundle, {"manifest.json": (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()})
+    edited = rewritten(bundle, {"manifest.json": canonical(sealed(manifest))})
     with pytest.raises(ExportError, match=r"cannot be used: its config is not legal .* shared memory"):
         load_bundle(edited)
 
@@ -244,11 +244,23 @@ def test_changed_module_is_refused(bundle: Path) -> None:
 
 
 def test_edited_manifest_is_refused(bundle: Path) -> None:
-    """A manifest that is not byte for byte what the builder writes was edited."""
+    """A manifest that is not byte for byte what the builder writes, or whose own hash no longer fits, was edited."""
     with zipfile.ZipFile(bundle) as archive:
         raw = archive.read("manifest.json")
-    with pytest.raises(ExportError, match="edited"):
-        load_bundle(rewritten(bundle, {"manifest.json": raw + b" "}))
+    faster = canonical(json.loads(raw) | {"generator": "somebody else"})
+    for edited in (raw + b" ", raw.replace(b"21.5", b"20.5"), faster):
+        assert edited != raw
+        with pytest.raises(ExportError, match="edited"):
+            load_bundle(rewritten(bundle, {"manifest.json": edited}))
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2])
+def test_fuzzed_bundles_are_refused_or_the_same_bundle(slots: int, tmp_path: Path) -> None:
+    """H2: 102 mutations of bytes, of the zip's structure and of a resealed manifest; 2,000 are `make fuzz-bundle`."""
+    report = bundle_fuzz.run(34, seed=slots, folder=tmp_path)
+    assert report["mutations"] == 34
+    assert report["refused"] > 20
+    assert report["violations"] == []
 
 
 @pytest.mark.parametrize("schema", [2, 0, "1", None, True])

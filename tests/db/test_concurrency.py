@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from string import ascii_letters
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,6 +56,36 @@ def test_8_processes_that_report_at_once_lose_no_trial(processes: forks.Forks, d
         assert study is not None
         assert study.counts == {"MEASURED": expected}
         assert study.best_trial == expected - 1
+
+
+def test_g8_fifteen_tuners_at_once_share_no_study_and_no_trial(database: Database, url: str) -> None:
+    """G8: each study has one owner, which alone asks and tells; nobody is told that a trial has already finished."""
+    studies, tuners = 45, 15
+    with database.write() as session:
+        post_job(session, *ascii_letters[:studies])
+
+    def work(owner: str) -> list[str]:
+        done = []
+        with Database.open(url) as mine:
+            while True:
+                with mine.write() as session:
+                    claimed = queries.claim_next_study(session, owner)
+                if claimed is None:
+                    return done
+                for number in range(3):
+                    with mine.write() as session:
+                        report(session, claimed.id, number)
+                with mine.write() as session:
+                    queries.finish_study(session, claimed.id, state="DONE")
+                done.append(claimed.id)
+
+    with ThreadPoolExecutor(tuners) as pool:
+        done = [study for mine in pool.map(work, (f"tuner-{number}" for number in range(tuners))) for study in mine]
+    assert len(done) == len(set(done)) == studies
+    with database.read() as session:
+        for study in queries.studies(session, limit=studies):
+            assert (study.state, study.counts) == ("DONE", {"MEASURED": 3})
+            assert [trial.number for trial in queries.trials_of_study(session, study.id)] == [0, 1, 2]
 
 
 def test_8_threads_that_report_at_once_lose_no_trial(database: Database) -> None:

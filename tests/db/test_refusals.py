@@ -73,8 +73,8 @@ def test_a_database_of_another_program_with_a_log_is_refused_untouched(foreign: 
 
 MOUNTS = r"""
 22 1 252:0 / / rw,relatime shared:1 - ext4 /dev/root rw
-30 22 0:26 / /home rw - nfs4 server:/home rw
-31 30 0:27 / /home/local rw - xfs /dev/sdb rw
+30 22 0:26 / /srv rw - nfs4 server:/all rw
+31 30 0:27 / /srv/local rw - xfs /dev/sdb rw
 32 22 0:28 / /mnt/my\040share rw - cifs //server/share rw
 33 22 0:29 / /mnt/hidden rw - nfs server:/old rw
 34 22 0:30 / /mnt/hidden rw - ext4 /dev/sdc rw
@@ -87,9 +87,9 @@ broken line
     ("path", "kind"),
     [
         ("/data/tuner.db", "ext4"),
-        ("/home/me/tuner.db", "nfs4"),
-        ("/home/local/tuner.db", "xfs"),
-        ("/homework/tuner.db", "ext4"),
+        ("/srv/me/tuner.db", "nfs4"),
+        ("/srv/local/tuner.db", "xfs"),
+        ("/srvs/tuner.db", "ext4"),
         ("/mnt/my share/not/yet/there.db", "cifs"),
         ("/mnt/hidden/tuner.db", "ext4"),
         ("/mnt/keys/tuner.db", "fuse.sshfs"),
@@ -105,7 +105,7 @@ def test_a_network_file_system_is_refused_with_a_hint(path: Path, monkeypatch: p
     before = path.read_bytes()
     where = path.parent.resolve()
     mounts = path.parent / "mounts"
-    mounts.write_text(f"22 1 252:0 / / rw - ext4 /dev/root rw\n30 22 0:26 / {where} rw - nfs4 server:/home rw\n")
+    mounts.write_text(f"22 1 252:0 / / rw - ext4 /dev/root rw\n30 22 0:26 / {where} rw - nfs4 server:/all rw\n")
     monkeypatch.setattr(sqlite_file, "_MOUNTS", mounts)
     for file in (path, path.with_name("new.db")):
         for options in ({}, {"read_only": True}):

@@ -71,7 +71,7 @@ def test_step9_uses_the_shared_memory_and_tmem_of_the_published_kernel() -> None
         (Sm90GemmConfig(swap_ab=True, blk_n=12, epi_n=4, epi_stages=1), ("blk_n = 12", "multiples of 8")),
         (Sm90GemmConfig(swap_ab=True, epi_n=8), ("epi_stages = 2", "must be 1")),
         (Sm90GemmConfig(swap_ab=True, epi_n=16, epi_stages=1), ("epi_n = 16", "must be 8")),
-        (Sm90GemmConfig(schedule="pingpong"), ("schedule = pingpong", "take schedule = cooperative")),
+        (Sm90GemmConfig(schedule="pingpong", num_consumers=1), ("schedule = pingpong", "num_consumers = 1")),
         (Sm100GemmConfig(acc_stages=2), ("1024 tensor-memory columns", "512")),
         (Sm100GemmConfig(blk_n=144), ("cta_group * blk_n = 288", "256")),
         (Sm100GemmConfig(blk_m=64), ("blk_m = 64", "cta_group 2")),

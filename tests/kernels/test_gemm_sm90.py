@@ -141,12 +141,13 @@ def test_fault_of_another_form_is_refused(fault: str) -> None:
         lower(BIG, BASE, 132, fault=fault)
 
 
-def test_pingpong_is_kept_back_until_a_device_has_shown_it() -> None:
-    """The reason says what to take; who shows it may build it."""
+def test_pingpong_has_two_consumers_that_each_take_a_whole_tile() -> None:
+    """A third could not take turns, and parts of a tile could not meet."""
     config = Sm90GemmConfig(schedule="pingpong", blk_n=128)
-    with pytest.raises(ConfigError, match="no device has shown its turns right; take schedule = cooperative"):
-        lower(BIG, config, 132)
-    assert lower(BIG, config, 132, unproven=True).launch.threads == 384
+    assert config.cta_rows == config.blk_m
+    assert lower(BIG, config, 132).launch.threads == 384
+    with pytest.raises(ConfigError, match="two consumers take turns, num_consumers = 3 cannot"):
+        lower(BIG, replace(config, num_consumers=3), 132)
 
 
 def test_staging_buffer_index_runs_on_across_tiles() -> None:

@@ -36,8 +36,7 @@ class Case:
     @property
     def variant(self) -> dict[str, object]:
         """What `lower` is told beside problem and config."""
-        taking_turns = isinstance(self.config, Sm90GemmConfig) and self.config.schedule == "pingpong"
-        return ({"fault": self.fault} if self.fault else {}) | ({"unproven": True} if taking_turns else {})
+        return {"fault": self.fault} if self.fault else {}
 
     @property
     def label(self) -> str:

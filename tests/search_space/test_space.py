@@ -84,7 +84,7 @@ def test_size_is_the_exact_product_and_space_is_found_by_name_or_architecture(ar
     """Counted, not estimated."""
     assert size(arch) == prod(len(values) for values in choices(arch).values())
     assert choices(ARCHES[arch]) == choices(arch)
-    assert size("sm_90a") == 15 * 2 * 3 * 3 * 20 * 3 * 6 * 4 * 9 * 4 * 2 * 1 * 2 * 10
+    assert size("sm_90a") == 15 * 2 * 3 * 3 * 20 * 3 * 6 * 4 * 9 * 4 * 2 * 2 * 2 * 10
 
 
 def test_unknown_architecture_has_no_space() -> None:
@@ -155,11 +155,11 @@ def test_forms_are_disjoint_and_every_legal_config_of_one_is_searched() -> None:
 
 
 def test_all_forms_of_the_hopper_template_are_drawn() -> None:
-    """Swapped operands and parts of K are there beside the plain form; turns are kept back."""
+    """Turns, swapped operands and parts of K are there beside the plain form."""
     rng = random.Random(4)
-    draws = [random_legal(SQUARE, H200, rng) for _ in range(300)]
+    draws = [random_legal(SQUARE, H200, rng) for _ in range(600)]
     assert {(d.swap_ab, d.schedule, d.split_k > 1) for d in draws if isinstance(d, Sm90GemmConfig)} == {
-        (False, "cooperative", False), (False, "cooperative", True),
+        (False, "cooperative", False), (False, "cooperative", True), (False, "pingpong", False),
         (True, "cooperative", False), (True, "cooperative", True),
     }  # fmt: skip
 

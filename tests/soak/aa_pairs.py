@@ -27,7 +27,8 @@ from kernels.problem import GemmProblem
 from search_space.model import predict
 from search_space.request import MeasureProtocol
 from search_space.starting import starting_configs
-from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say, write_json
+from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say
+from tests.soak.report import write_json
 from tuner.gpu.child import load_module
 from tuner.gpu.rounds import Rounds, measure, precise
 from tuner.records import Ratio

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from kernels.artifacts import ArtifactStore
 from kernels.problem import GemmProblem
 from search_space.request import Budget, TuneRequest
-from tests.soak.on_gpu import Json, say, write_json
+from tests.soak.on_gpu import Json, say
+from tests.soak.report import write_json
 from tuner.engine.base import CertifyReply
 from tuner.engine.compile_pool import CompilePoolOptions
 from tuner.engine.local import LocalEngine, LocalMachine, LocalOptions

@@ -7,7 +7,6 @@ may suffer.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from db.database import Database
-from kernels.artifacts import ArtifactStore, write_atomically
+from kernels.artifacts import ArtifactStore
+from tests.soak.report import hand_over
 from tests.soak.studies import study_of, trials_of
 from tests.tuner import support
 from tuner.engine.fake import FakeEngine, FakeOptions
@@ -106,6 +106,7 @@ def _wrong_study(plan: FaultPlan, result: StudyResult, stored: Sequence[Trial], 
 def run(faults: int, trials: int = TRIALS) -> dict[str, Any]:
     """Studies of so many trials until that many faults were injected."""
     began, seed = time.monotonic(), 0
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     total: Counter[str] = Counter()
     problems: list[str] = []
     while sum(total.values()) - total["healthy"] < faults:
@@ -119,7 +120,9 @@ def run(faults: int, trials: int = TRIALS) -> dict[str, Any]:
         "healthy_trials": total["healthy"],
         "by_kind": dict(sorted(total.items())),
         "problems": problems,
-        "processes_left": [child.name() for child in psutil.Process().children(recursive=True)],
+        "processes_left": [
+            child.name() for child in psutil.Process().children(recursive=True) if child.pid not in before
+        ],
         "wall_s": round(time.monotonic() - began, 1),
     }
 
@@ -136,11 +139,7 @@ def main() -> int:
         "environment": {"python": platform.python_version(), "engine": "fake", "database": "sqlite"},
         **run(arguments.faults),
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.out, (text + "\n").encode())
+    hand_over(report, arguments.out)
     return 1 if report["problems"] or report["processes_left"] else 0
 
 

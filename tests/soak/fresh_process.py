@@ -52,7 +52,8 @@ def check(worker: GpuWorker, folder: Path, entry: dict[str, Any], report: Report
         seed=12345,
         phase="final",
     )
-    reply: Any = worker.run(FinalJob(problem=problem, candidates=(job,), protocol=MeasureProtocol(), seed=1), report)
+    answer: Any = worker.run(FinalJob(problem=problem, candidates=(job,), protocol=MeasureProtocol(), seed=1), report)
+    reply = answer.reply
     if sha256 not in reply.measurements:
         return {"shape": problem.shape, "dtype": problem.dtype, "failure": reply.failures[sha256].reason}
     measurement = reply.measurements[sha256]

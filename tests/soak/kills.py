@@ -29,6 +29,7 @@ from db import queries
 from db.database import Database
 from kernels.artifacts import ArtifactError, ArtifactStore, write_atomically
 from search_space.request import Budget, TuneRequest
+from tests.soak.report import hand_over
 from tests.soak.studies import study_of
 from tests.tuner.problems import KILL_PROBLEMS
 from tests.tuner.support import PROFILE, fake
@@ -243,16 +244,17 @@ class Round:
         measured = [row.number for row in rows if row.outcome in ("MEASURED", "STOPPED_EARLY")]
         if sorted(row.trial_number for row in samples) != measured:
             self.problems.append(f"{name}: not one set of samples for each measured trial")
-        self._check_artifacts(rows)
+        self._check_artifacts(rows, {str(result.artifact_sha256) for result in results})
 
-    def _check_artifacts(self, rows: Sequence[Trial]) -> None:
+    def _check_artifacts(self, rows: Sequence[Trial], published: set[str]) -> None:
+        """What a revision names is there, and what is there is whole: modules that lost may have been removed."""
         store = ArtifactStore(self.settings.artifacts_dir)
-        for row in rows:
+        kept = {row.artifact_sha256 for row in rows if row.artifact_sha256 and store.path(row.artifact_sha256).exists()}
+        for sha256 in sorted(kept | published):
             try:
-                if row.artifact_sha256:
-                    store.read(row.artifact_sha256)
+                store.read(sha256)
             except ArtifactError as error:
-                self.problems.append(f"trial {row.number}: {error}")
+                self.problems.append(f"module of the study: {error}")
 
 
 # ---------------------------------------------------------------------- many rounds
@@ -322,9 +324,7 @@ def main() -> int:
     finally:
         nursery.close()
     report = report_of(rounds, arguments.kills)
-    text = json.dumps(report, indent=1)
-    print(text)
-    write_atomically(arguments.out, (text + "\n").encode())
+    hand_over(report, arguments.out)
     state.unlink()
     return 1 if report["problems"] else 0
 

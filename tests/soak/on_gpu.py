@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.artifacts import ArtifactStore, write_atomically
+from kernels.artifacts import ArtifactStore
 from kernels.toolchain import find_toolchain
+from tests.soak.report import write_json
 from tuner.engine.base import CompileJob
 from tuner.engine.compile_pool import CompilePoolOptions
 from tuner.engine.local import LocalMachine, LocalOptions
@@ -95,12 +96,6 @@ def open_first_gpu() -> LiveDevice:
 
 def quiet(phase: Phase, subject: int | None = None) -> None:
     """Nobody watches the phases of this process."""
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def say(line: str) -> None:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from kernels.problem import GemmProblem
 from search_space.askable import askable_configs
 from search_space.request import MeasureProtocol
-from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say, write_json
+from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say
+from tests.soak.report import write_json
 from tuner.gpu.child import load_module
 from tuner.gpu.rounds import Rounds, enough_for, hopeless, measure
 from tuner.records import Ratio

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from kernels.problem import GemmProblem
 from search_space.request import PROTOCOLS, MeasureProtocol
 from tests.soak.aa_pairs import sensible
-from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say, write_json
+from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say
+from tests.soak.report import write_json
 from tuner.engine.base import EvaluateJob
 from tuner.gpu.child import load_module
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import random
@@ -21,12 +20,13 @@ from optuna.samplers import TPESampler
 
 from db import queries
 from db.database import Database
-from kernels.artifacts import ArtifactStore, write_atomically
+from kernels.artifacts import ArtifactStore
 from kernels.devices import profile_named
 from kernels.problem import GemmProblem
 from kernels.toolchain import find_toolchain
 from search_space.request import Budget, TuneRequest
 from search_space.space import random_legal
+from tests.soak.report import hand_over
 from tuner.engine.base import CompileJob
 from tuner.engine.compile_pool import CompilePoolOptions
 from tuner.engine.fake import FakeEngine, FakeOptions
@@ -140,11 +140,7 @@ def main() -> int:
         "ms_a_trial": {name: ms_a_trial(arguments.trials, name) for name in ("tpe", "random")},
         "compile": {"processes": arguments.processes, **compile_s_a_candidate(arguments.compiles, arguments.processes)},
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.out, (text + "\n").encode())
+    hand_over(report, arguments.out)
     return 0
 
 

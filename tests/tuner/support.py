@@ -14,8 +14,11 @@ from tuner.loop import tune_study
 from tuner.recorder import MemoryRecorder
 from tuner.records import Environment, Measurement, Outcome
 from tuner.search.searched import SearchedSpace
+from tuner.settings import Settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tuner.engine.base import Engine
     from tuner.progress import StudyResult
 
@@ -36,6 +39,19 @@ def request(trials: int = 24, **changes: Any) -> TuneRequest:
 def fake(**options: Any) -> FakeEngine:
     """A fake H200 that finishes at once."""
     return FakeEngine(PROFILE, options=FakeOptions(**options))
+
+
+def instant_service(folder: Path, database_url: str | None = None) -> Settings:
+    """A tuner with everything in a folder of its own, whose fake engine finishes at once."""
+    return Settings(
+        database_url=database_url or f"sqlite:///{folder / 'tuner.db'}",
+        artifacts_dir=folder / "artifacts",
+        exports_dir=folder / "exports",
+        engine="fake",
+        compile_processes=2,
+        fake_scale=0.0,
+        poll_s=0.02,
+    )
 
 
 def tune(asked: TuneRequest, engine: Engine | None = None, **arguments: Any) -> StudyResult:

@@ -50,6 +50,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_scripted_faults_get_their_outcomes_and_a_soak_that_is_cut_short_goes_on(bench: Bench, tmp_path: Path) -> None:
     """A1, A3, A6, A9, A10, A21: through the processes of the product; no trial of the first run is run again."""
+    before = set(device_faults.processes_left())  # of other tests in this process
     whole = plans(PROFILE, 0.01)[1]
     again = {"producer_phase", "half_multicast", "expect_tx", "no_full_wait", "no_empty_wait", "misaligned_address"}
     plan = replace(whole, plants={config: plant for config, plant in whole.plants.items() if plant not in again})
@@ -69,7 +70,7 @@ def test_scripted_faults_get_their_outcomes_and_a_soak_that_is_cut_short_goes_on
     assert report["outcomes"]["arrive_count: TIMED_OUT"] == 1
     assert report["resumed_after"] == len(first)
     assert all(stored[trial.number].config == trial.config for trial in first)
-    assert device_faults.processes_left() == []
+    assert set(device_faults.processes_left()) <= before
 
 
 def test_recorded_faults_on_a_card_got_their_outcomes() -> None:

@@ -214,8 +214,9 @@ def sick_machine(folder: Path, sick: list[threading.Event]) -> LocalMachine:
         child.sick = sick[index]
         return child
 
+    compiler = CompilePoolOptions(function="tests.tuner.fake_kernels:compile_kernel", processes=2, limit_s=2.0)
     return LocalMachine(
-        LocalOptions(compile=CompilePoolOptions(function="tests.tuner.fake_kernels:compile_kernel", processes=2)),
+        LocalOptions(compile=compiler),
         ArtifactStore(folder),
         list_gpus=lambda: tuple(replace(DEVICE, uuid=f"GPU-{index}") for index in range(len(sick))),
         start_child=start,

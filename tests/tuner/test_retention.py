@@ -10,29 +10,22 @@ import pytest
 from db import queries
 from db.database import Database
 from kernels.artifacts import ArtifactStore
-from tests.tuner.support import request
+from tests.tuner.support import instant_service, request
 from tuner.engines import FakeEngines
 from tuner.exporting import run_export
 from tuner.retention import Retention
 from tuner.service import run_service
-from tuner.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tuner.settings import Settings
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Everything in a folder of its own; the fake engine finishes at once."""
-    return Settings(
-        database_url=f"sqlite:///{tmp_path / 'tuner.db'}",
-        artifacts_dir=tmp_path / "artifacts",
-        exports_dir=tmp_path / "exports",
-        engine="fake",
-        compile_processes=2,
-        fake_scale=0.0,
-        poll_s=0.02,
-    )
+    """An instant service on a database of its own."""
+    return instant_service(tmp_path)
 
 
 def modules(settings: Settings) -> set[str]:

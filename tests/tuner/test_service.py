@@ -19,7 +19,7 @@ from kernels.artifacts import ArtifactStore
 from kernels.devices import profile_named
 from search_space.request import Budget, TuneRequest
 from tests.conftest import BACKENDS
-from tests.tuner.support import PROBLEM, request, tune
+from tests.tuner.support import PROBLEM, instant_service, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
 from tuner.engine.faults import FaultKind, FaultPlan
 from tuner.engines import FakeEngines
@@ -49,16 +49,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> Settings:
-    """Everything in a folder of its own; the fake engine finishes at once."""
-    return Settings(
-        database_url=database_url,
-        artifacts_dir=tmp_path / "artifacts",
-        exports_dir=tmp_path / "exports",
-        engine="fake",
-        compile_processes=2,
-        fake_scale=0.0,
-        poll_s=0.02,
-    )
+    """An instant service on each kind of database."""
+    return instant_service(tmp_path, database_url)
 
 
 def submit(settings: Settings, *requests: TuneRequest) -> list[str]:

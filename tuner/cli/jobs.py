@@ -167,6 +167,7 @@ def _body(client: Client, args: argparse.Namespace, settings: Settings, problems
         "budget": {name: value for name, value in budget.items() if value is not None},
         "seed": args.seed,
         "force": args.force,
+        "priority": args.priority,
     }
     if args.effort:
         body["effort"] = args.effort
@@ -219,7 +220,9 @@ def _row(study: Study, result: dict[str, Any] | None) -> tuple[object, ...]:
 
 
 def _print_job(output: Output, job: Job) -> None:
-    output.text(f"job {job['id']}: {job['state']}, mode {job['mode']}, created {job['created_at']}")
+    left_s = job["time_left_s"]
+    left = f", about {left_s:.0f} s to go" if left_s else ""
+    output.text(f"job {job['id']}: {job['state']}, mode {job['mode']}, created {job['created_at']}{left}")
     rows = [
         (s["id"], _shape(s), s["device"] or s["arch"], s["state"], microseconds(s["best_us"]), _counts(s["counts"]))
         for s in job["studies"]

@@ -138,6 +138,7 @@ def _job_commands(commands: Any) -> None:
     tune.add_argument(
         "--protocol", choices=PROTOCOL_KINDS, help="how to time: short bursts (default) or sustained load"
     )
+    tune.add_argument("--priority", type=int, default=0, help="begun before jobs with a lower one (default 0)")
     tune.add_argument("--force", action="store_true", help="tune again although a finished study exists")
     tune.add_argument("--detach", action="store_true", help="with --url: print the job and return at once")
     _url(tune)

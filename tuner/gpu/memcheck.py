@@ -101,16 +101,19 @@ def sanitize(
     # Stays open to the end: when it closes the run kills itself, so a tuner that is killed leaves nothing on the GPU.
     lifeline, process.stdin = process.stdin, None
     assert lifeline is not None
-    with lifeline, killed_when(stop, process):
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
-            lifeline.write(json.dumps(launches) + "\n")
-            lifeline.flush()
-        try:
+    try:
+        with killed_when(stop, process):
+            with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
+                lifeline.write(json.dumps(launches) + "\n")
+                lifeline.flush()
             output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return SanitizerReport(ran=False, detail=f"{tool} did not finish within {timeout_s:g} s")
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # closing writes what a broken pipe did not take
+            lifeline.close()
     if stop is not None and stop.is_set():
         return SanitizerReport(ran=False, detail="cancelled")
     return read_report(output, version=_version(sanitizer))

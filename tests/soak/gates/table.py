@@ -93,7 +93,7 @@ def _sanitizer(tool: str, row: Mapping[str, Any]) -> str:
         return NOTHING
     if "is wrong by" in stage["detail"]:
         return "(no error; wrong product)"
-    return "(hangs)" if "did not finish within" in stage["detail"] else "(crashes)"
+    return "(no end)" if "did not finish within" in stage["detail"] else "(crashes)"
 
 
 CELLS = {
