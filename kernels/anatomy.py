@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.gemm_names import ANSWER_SLOTS
 from kernels.problem import ELEMENT_BYTES
 from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS, resources_of
 
@@ -235,6 +236,14 @@ def _sm100_roles(config: Sm100GemmConfig) -> Iterator[Role]:
         waits=("mma2tma",),
         signals=("tma2mma",),
     )
+    if config.scheduler == "clc":
+        yield Role(
+            name="scheduler",
+            scope=f"warpgroup {last}, warp 2{every}: one elected thread",
+            dispatch=f"clusterlaunchcontrol.try_cancel{', by the leader for both' if pair else ''}",
+            waits=("roles2next", "next2roles"),
+            signals=("next2roles", "roles2next"),
+        )
     for consumer in range(config.num_consumers):
         yield Role(
             name=f"MMA of consumer {consumer}",
@@ -307,7 +316,31 @@ def _sm100_barriers(config: Sm100GemmConfig) -> Iterator[Barrier]:
     )
     if config.split_k > 1:
         yield from _exchange_barriers(config)
+    if config.scheduler == "clc":
+        yield from _answer_barriers(config)
     yield from (_staging_sync(config, 10), _stores(config), _lifetime(config, "barriers and tensor memory"))
+
+
+def _answer_barriers(config: Sm100GemmConfig) -> Iterator[Barrier]:
+    pair = config.cta_group > 1
+    yield Barrier(
+        name="next2roles",
+        kind="mbarrier",
+        slots=ANSWER_SLOTS,
+        arrivals=1,
+        arrives="the scheduler announces 16 B; the answer of the hardware counts them",
+        waits="every role, and the scheduler",
+        protects="the number of the next tile that is not yet known",
+    )
+    yield Barrier(
+        name="roles2next",
+        kind="mbarrier",
+        slots=ANSWER_SLOTS,
+        arrivals=config.answer_readers,
+        arrives=f"every thread that has read the answer{' of both CTAs, in the leader' if pair else ''}",
+        waits=f"scheduler{' of the leader' if pair else ''}",
+        protects="an answer that a role still has to read",
+    )
 
 
 def _sm100_columns(config: Sm100GemmConfig) -> Iterator[Columns]:

@@ -18,6 +18,7 @@ from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 Rasters = ("m", "n", "m-serpentine", "n-serpentine")
 GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
+Schedulers = ("static", "clc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,7 @@ class GemmConfig:
         return max(1, (sm_count // GPC_SMS - 1) * (GPC_SMS // self.cluster_size))
 
     def clusters(self, problem: GemmProblem, sm_count: int) -> int:
-        """Clusters launched: persistent, so at most what the SMs hold."""
+        """Clusters that share the tiles: persistent, so at most what the SMs hold."""
         tiles_m, tiles_n = self.cluster_tiles(problem)
         return min(self.resident_clusters(sm_count), tiles_m * tiles_n)
 
@@ -263,6 +264,8 @@ class Sm100GemmConfig(GemmConfig):
     swap_ab: rows of B ride the 128-row side of the MMA and rows of A its narrow side, for small M; blk_m then counts
         rows of B of one consumer, and blk_n rows of A of one CTA
     split_k: CTAs of a cluster that each compute a part of K of the same tile; float32 sums meet in shared memory
+    scheduler: "static" clusters count on to their next tile, "clc" clusters take over tiles of clusters that the
+        hardware has not launched yet (cluster launch control)
     """
 
     arch: ClassVar[Arch] = SM_100A
@@ -274,6 +277,18 @@ class Sm100GemmConfig(GemmConfig):
     acc_stages: int = 1
     swap_ab: bool = False
     split_k: int = 1
+    scheduler: str = "static"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scheduler not in Schedulers:
+            known = " or ".join(map(repr, Schedulers))
+            raise ConfigError(f"knob scheduler must be {known}, got {self.scheduler!r}", knob="scheduler")
+
+    def launched_clusters(self, problem: GemmProblem, sm_count: int) -> int:
+        """One for each tile where clusters take tiles over from one another's launch."""
+        tiles_m, tiles_n = self.cluster_tiles(problem)
+        return tiles_m * tiles_n if self.scheduler == "clc" else self.clusters(problem, sm_count)
 
     @property
     def wide_rows(self) -> int:
@@ -335,6 +350,11 @@ class Sm100GemmConfig(GemmConfig):
     def tmem_columns(self) -> int:
         """Tensor-memory columns that hold accumulators."""
         return self.num_consumers * self.acc_stages * self.mma_n
+
+    @property
+    def answer_readers(self) -> int:
+        """Threads of a cluster that read which tile is next: producer, scheduler, writeback; MMA in the leader."""
+        return self.cta_group * (2 + 128 * self.num_consumers) + self.num_consumers
 
     def cta_k_blocks(self, problem: GemmProblem) -> int:
         """Stages that the CTA with the largest part of K consumes for a tile."""

@@ -6,6 +6,7 @@ share the staged columns of B. Roles of a CTA:
 
     warpgroups 0 .. consumers-1     write back the accumulator of "their" consumer
     last warpgroup, warp 3          TMA producer
+    last warpgroup, warp 2          scheduler, with scheduler = clc (`gemm_sm100_clc`)
     last warpgroup, warps 0, 1      MMA issue of consumer 0, 1; in the leader CTA (rank 0) only
 
 Every hand-over is one mbarrier ring named after the two sides:
@@ -30,6 +31,7 @@ Variations
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tvm.backend.cuda.lang import MBarrier, PipelineState, TCGen05Bar, TMABar
@@ -39,8 +41,9 @@ from tvm.script.tirx import tile as Tx
 from tvm.tirx.layout import S, TileLayout, tcgen05_atom_layout, tid_in_wg, tmem_datapath_layout
 
 from kernels.errors import ConfigError
+from kernels.gemm_sm100_clc import Answers, StolenTiles
 from kernels.gemm_sm100_exchange import Exchange
-from kernels.gemm_sm100_plan import FAULTS, SPLIT_FAULTS, WARPGROUP_THREADS, Plan
+from kernels.gemm_sm100_plan import CLC_FAULTS, FAULTS, SPLIT_FAULTS, WARPGROUP_THREADS, Plan
 from kernels.pause import check_delays, pause
 from kernels.resources import HEADER_BYTES
 from kernels.rules import violation
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from kernels.config import Sm100GemmConfig
     from kernels.problem import GemmProblem
 
-PRODUCER_WARP = 3
+PRODUCER_WARP, SCHEDULER_WARP = 3, 2
 # Named barriers 10, 11 for the writeback warpgroups: 0 belongs to __syncthreads.
 WRITEBACK_BARRIER = 10
 # The tensor map of a copy has the dimensions of A, B or D as they are declared. "tma_auto" derives them from shared
@@ -90,13 +93,15 @@ def build_gemm_sm100(
 ) -> Any:
     """Trace the kernel of one problem and config for a device of `sm_count` SMs into a TVM PrimFunc named "gemm".
 
-    fault: name of a bug of FAULTS, or of SPLIT_FAULTS with split_k, to plant for tests of the gates
+    fault: name of a bug of FAULTS, of SPLIT_FAULTS with split_k, or of CLC_FAULTS with scheduler = clc, to plant for
+        tests of the gates
     delays_ns: longest sleep at points of DELAY_POINTS, a power of two, for stress builds
     Raises ConfigError where `kernels.rules` has an objection or a delay is unknown, ValueError for an unknown fault.
     """
     if reason := violation(problem, config, sm_count):
         raise ConfigError(reason)
-    known = FAULTS | (SPLIT_FAULTS if config.split_k > 1 else {})
+    CLC = config.scheduler == "clc"
+    known = FAULTS | (SPLIT_FAULTS if config.split_k > 1 else {}) | (CLC_FAULTS if CLC else {})
     if fault and fault not in known:
         raise ValueError(f"unknown fault {fault!r}: known are {', '.join(known)}")
     delays = dict(delays_ns or {})
@@ -148,6 +153,11 @@ def build_gemm_sm100(
             return 0
         return part * K_LEAST + (T.Select(part < K_EXTRA, part, K_EXTRA) if K_EXTRA else 0)
 
+    def tile_walk(answers: Answers | None) -> TileWalk:
+        if answers is None:
+            return TileWalk(problem, config, plan.clusters)
+        return TileWalk(problem, config, plan.clusters, partial(StolenTiles, answers))
+
     stage_mask = 1 if planted("one_cta_mask") else EVERY_CTA
     result_mask = 1 if planted("result_mask") else EVERY_CTA
     tx_bytes = plan.tx_bytes // 2 if planted("expect_tx") else plan.tx_bytes
@@ -193,6 +203,7 @@ def build_gemm_sm100(
         mma2ld = TCGen05Bar(pool, CONSUMERS * ACC)
         ld2mma = MBarrier(pool, CONSUMERS * ACC)
         exchange = T.meta_var(Exchange(plan, pool, fault=fault, delays_ns=delays) if SPLIT > 1 else None)
+        answers = T.meta_var(Answers(plan, pool, fault=fault, delays_ns=delays) if CLC else None)
         pool.move_base_to(HEADER_BYTES)
         wide_smem = pool.alloc((PIPE, CONSUMERS, BM, BK), dtype, layout=wide_layout)
         narrow_smem = pool.alloc((PIPE, BN, BK), dtype, layout=narrow_layout)
@@ -209,6 +220,7 @@ def build_gemm_sm100(
         # An accumulator is drained when each of the 128 threads of each CTA that reads it has its chunk_f32.
         ld2mma.init(drained_arrivals)
         _when(SPLIT > 1, lambda: exchange.init())  # noqa: PLW0108 (there may be none)
+        _when(CLC, lambda: answers.init())  # noqa: PLW0108
         pool.commit()
 
         if (wg == 0) & (warp == 0):
@@ -224,7 +236,7 @@ def build_gemm_sm100(
         tmem_base: T.let = tmem_addr[0]
         tmem = T.decl_buffer((BM, TMEM_COLUMNS), "float32", scope="tmem", allocated_addr=tmem_base, layout=acc_layout)
 
-        tiles = T.meta_var(TileWalk(problem, config, plan.clusters))
+        tiles = T.meta_var(tile_walk(answers))
         tiles.init(cta // CLUSTER)
         wide_matrix = T.meta_var(B if SWAP else A)
         narrow_matrix = T.meta_var(A if SWAP else B)
@@ -276,6 +288,12 @@ def build_gemm_sm100(
                 for _stage in range(0 if planted("no_stage_drain") else PIPE):
                     mma2tma.wait(fill.stage, fill.phase)
                     fill.advance()
+
+        @T.inline
+        def schedule():
+            if warp == SCHEDULER_WARP:
+                if T.cuda.elect_sync():
+                    tiles.scheduler.schedule(member)
 
         @T.inline
         def release_stage(stage):
@@ -431,6 +449,7 @@ def build_gemm_sm100(
                 produce()
             elif (warp < CONSUMERS) & (member == 0):
                 multiply(warp)
+            _when(CLC, schedule)
         else:
             _when(SPLIT == 1, write_back, wg)
             _when(SPLIT > 1, sum_and_write_back, wg)

@@ -74,6 +74,15 @@ SPLIT_FAULTS: dict[str, str] = {
     "parts_bytes": "the owner expects the bytes of one part too few",
     "early_sum_release": "the owner lets the next parts come before it has read these",
 }
+# Those of tiles by cluster launch control, which need scheduler = clc.
+CLC_FAULTS: dict[str, str] = {
+    "no_answer_wait": "the roles read which tile is next without waiting for the answer",
+    "no_answer_slot_wait": "the scheduler asks for another answer before the last one in this slot was read",
+    "no_answer_release": "the roles do not say that they have read the answer",
+    "answer_count": "roles2next expects one arrival fewer than there are threads that read the answer",
+    "answer_bytes": "next2roles expects half the bytes of an answer",
+    "answer_to_leader_only": "the answer is not multicast, so the other CTA never gets it",
+}
 
 
 def swizzle(row_elements: int) -> tuple[int, SwizzleMode]:
@@ -103,7 +112,7 @@ class Plan:
     @cached_property
     def clusters(self) -> int:
         """Clusters launched."""
-        return self.config.clusters(self.problem, self.sm_count)
+        return self.config.launched_clusters(self.problem, self.sm_count)
 
     @property
     def copy_k(self) -> int:

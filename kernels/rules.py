@@ -174,6 +174,16 @@ def _sm100_cluster(config: GemmConfig) -> str | None:
     )
 
 
+def _sm100_scheduler(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm100GemmConfig)
+    if config.scheduler == "static" or config.split_k == 1:
+        return None
+    return (
+        f"scheduler = clc with split_k = {config.split_k}: split_k is for fewer tiles than SMs, which leaves none to "
+        "take over; take scheduler = static"
+    )
+
+
 def _sm100_tmem(config: GemmConfig) -> str | None:
     assert isinstance(config, Sm100GemmConfig)
     if config.tmem_columns <= config.arch.tmem_columns:
@@ -218,6 +228,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _sm100_shape,
         lambda c: _member(c, "split_k", range(1, MAX_SPLIT_K + 1)),
         _sm100_cluster,
+        _sm100_scheduler,
         _sm100_epilogue,
         _sm100_tmem,
         _smem,

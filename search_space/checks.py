@@ -223,6 +223,8 @@ def _form(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk
     unsplit = ceil(walk.tiles / profile.sm_count)
     if config.split_k > 1 and unsplit > MOST_WAVES_TO_SPLIT:
         return f"split_k = {config.split_k}: {walk.tiles} tiles give every SM {unsplit} tiles already"
+    if isinstance(config, Sm100GemmConfig) and config.scheduler == "clc" and walk.tiles <= walk.clusters:
+        return f"scheduler = clc: {walk.tiles} tiles for {walk.clusters} clusters leave none to take over"
     return None
 
 

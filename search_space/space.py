@@ -18,7 +18,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
-from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedules
+from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedulers, Schedules
 from kernels.resources import resources_of
 from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
 
@@ -64,6 +64,7 @@ _CHOICES: dict[str, Choices] = {
         "acc_stages": (1, 2),
         "swap_ab": (False, True),
         "split_k": (1, 2, 3, 4, 5, 6, 7, 8),
+        "scheduler": Schedulers,
     },
 }
 
@@ -105,6 +106,7 @@ _FORMS: dict[str, tuple[Choices, ...]] = {
         {
             "swap_ab": (False,),
             "split_k": (2, 3, 4, 5, 6, 7, 8),
+            "scheduler": ("static",),
             "cta_group": (1,),
             "num_consumers": (1,),
             "blk_k": (64, 128),
@@ -113,6 +115,7 @@ _FORMS: dict[str, tuple[Choices, ...]] = {
         },
         {
             "swap_ab": (True,),
+            "scheduler": ("static",),
             "cta_group": (1,),
             "num_consumers": (1, 2),
             "blk_k": (64, 128),

@@ -68,6 +68,7 @@ REDUCED: dict[str, Choices] = {
         "acc_stages": (1, 2),
         "swap_ab": (False, True),
         "split_k": (1, 3),
+        "scheduler": ("static", "clc"),
     },
 }
 
