@@ -23,7 +23,7 @@ VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
     ("GEMM_TUNER_GPU_SPARES", "1", "processes a GPU kept in reserve for after a fault, 0 for none"),
     ("GEMM_TUNER_ARTIFACTS_MIB", "20480", "MiB that modules may take on disk, 0 for any; named ones stay in any case"),
-    ("GEMM_TUNER_STUDIES", "one for each 4 cores, at least 1", "studies at a time; they take turns on a GPU"),
+    ("GEMM_TUNER_STUDIES", "one for each 2 cores, at least 1", "studies at a time; they take turns on a GPU"),
     ("GEMM_TUNER_FAKE_SCALE", "0.01", "seconds of the fake engine for each second of a real one"),
 )
 
@@ -34,8 +34,8 @@ def usable_cores() -> int:
 
 
 def default_studies() -> int:
-    """Studies at a time: one study alone leaves a GPU idle while it compiles, and its compiles keep 4 cores busy."""
-    return max(1, usable_cores() // 4)
+    """Studies at a time: while some have their winners checked, the others keep the compilers and the GPU busy."""
+    return max(1, usable_cores() // 2)
 
 
 class SettingsError(ValueError):

@@ -106,3 +106,15 @@ def test_service_of_a_killed_demo_ends_with_it(tmp_path: Path) -> None:
                 return
             time.sleep(0.2)
     pytest.fail("the service still answers")
+
+
+@pytest.mark.parametrize(("also", "refused"), [("torch", False), ("kernels", True)])
+def test_loading_needs_nothing_of_ours(
+    also: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apache-tvm-ffi itself imports torch where it is installed; a module that needs our packages is no export."""
+    (tmp_path / f"{also}.py").touch()
+    (tmp_path / "tvm_ffi.py").write_text(f"import {also}\ndef load_module(path):\n    return {{'gemm': print}}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(WorkFailed, match=r"kernels") if refused else nullcontext():
+        _load(tmp_path / "any.so")

@@ -15,8 +15,8 @@ import pytest
 
 from db.errors import DatabaseError
 from tests.cli.conftest import ROOT
+from tuner.bundle import load_bundle
 from tuner.cli import embedded, watch
-from tuner.export import load_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

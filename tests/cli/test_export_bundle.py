@@ -16,7 +16,9 @@ from kernels.compile import compile_kernel
 from kernels.config import Sm90GemmConfig, Sm100GemmConfig
 from kernels.problem import GemmProblem
 from tests.soak import bundle_fuzz
-from tuner.export import ExportError, build_bundle, canonical, description_in, extract_bundle, load_bundle, sealed
+from tuner.bundle import extract_bundle, load_bundle
+from tuner.export import ExportError, build_bundle
+from tuner.manifest import canonical, description_in, sealed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +98,7 @@ def test_bundle_says_everything_about_its_module(bundle: Path) -> None:
     """Problem, config, device, evidence, environment, ratio, hashes, licence and how to call it are in the manifest."""
     manifest = load_bundle(bundle)
     (module,) = manifest["modules"]
-    assert manifest["schema"] == 1
+    assert manifest["schema"] == 2
     assert manifest["license"] == "Apache-2.0"
     assert manifest["unverified"] is False
     assert "gemm(A, B, D)" in manifest["how_to_call"]["call"]
@@ -263,9 +265,15 @@ def test_fuzzed_bundles_are_refused_or_the_same_bundle(slots: int, tmp_path: Pat
     assert report["violations"] == []
 
 
-@pytest.mark.parametrize("schema", [2, 0, "1", None, True])
+def test_bundle_from_before_the_seal_is_told_from_an_edited_one(bundle: Path) -> None:
+    """Schema 1 was written without a hash of the manifest: there is nothing to trust, and what helps is said."""
+    with pytest.raises(ExportError, match="schema 1, which carries no hash of its own: export its results again"):
+        load_bundle(rewritten(bundle, {"manifest.json": manifest_bytes(bundle, schema=1)}))
+
+
+@pytest.mark.parametrize("schema", [3, 0, "2", None, True])
 def test_unknown_schema_is_refused(bundle: Path, schema: object) -> None:
-    """Only schema 1 is read, and the message names what was found."""
+    """Only schema 2 is read, and the message names what was found."""
     with pytest.raises(ExportError, match=f"schema {schema!r}"):
         load_bundle(rewritten(bundle, {"manifest.json": manifest_bytes(bundle, schema=schema)}))
 

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 from kernels.artifacts import ArtifactStore
 from kernels.config import Sm90GemmConfig
 from tests.soak.report import hand_over
-from tuner.export import ExportError, build_bundle, canonical, load_bundle, sealed
+from tuner.bundle import load_bundle
+from tuner.export import ExportError, build_bundle
+from tuner.manifest import canonical, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +56,6 @@ class Clocked:
         return clocked
 
 
-class ClockedChild:
-    """A GPU child whose stress job is clocked."""
-
-    def __init__(self, child: GpuChild, clocked: Clocked) -> None:
-        self.stress = clocked.around("stress", child.stress)
-
-
 def certify(problem: GemmProblem, config: Sm90GemmConfig, pool: CompilePool, child: GpuChild) -> dict[str, Any]:
     """All checks of one kernel."""
     clocked = Clocked()
@@ -84,14 +76,17 @@ def certify(problem: GemmProblem, config: Sm90GemmConfig, pool: CompilePool, chi
         began = time.monotonic()
         work = Certification(pool, job)
         built = clocked.around("compile", work.build)(Path(name))
-        apart = Apart(
-            soak=clocked.around("soak", partial(soak, device=child.uuid)),
-            memcheck=clocked.around("memcheck", partial(memcheck, device=child.uuid)),
+        checks = Apart(
+            soak=clocked.around("soak", lambda job, uuid: soak(job, device=uuid)),
+            memcheck=clocked.around("memcheck", lambda launches, uuid: memcheck(launches, device=uuid)),
         )
-        reply = built
-        if not isinstance(built, CertifyReply):
-            reply = work.run(ClockedChild(child, clocked), *built, apart)  # type: ignore[arg-type]
-        assert isinstance(reply, CertifyReply)
+        if isinstance(built, CertifyReply):
+            reply = built
+        else:
+            structure, modules = built
+            stress = clocked.around("stress", work.stress)(child, modules)
+            apart = work.apart(modules, checks, child.uuid) if stress.passed else None
+            reply = work.reply(structure, stress, apart)
     return {
         "shape": problem.shape,
         "dtype": problem.dtype.value,

@@ -27,9 +27,9 @@ from db.database import Database
 from db.models import FINAL_STATES, Job
 from kernels.devices import profile_named
 from tests.cli.conftest import free_port
+from tuner.bundle import load_bundle
 from tuner.client import Client, ClientError
 from tuner.engine.fake import fake_device
-from tuner.export import load_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -90,6 +90,7 @@ class StubChild:
         return StressReply(outcome=None, launches=job.launches * len(job.builds), gpu_s=0.5)
 
 
+UUID = "GPU-0"
 SOAKED = SoakReport(verdict=Verdict.CLEAN, detail="10000 launches in a fresh process", gpu_s=2.0)
 CLEAN = SanitizerReport(ran=True, errors=0, version="2025.3.1")
 
@@ -108,19 +109,26 @@ def run(
     """Certify with stubs."""
     asked = Asked()
 
-    def memcheck(launches: list[dict[str, Any]]) -> SanitizerReport:
+    def memcheck(launches: list[dict[str, Any]], uuid: str) -> SanitizerReport:
+        assert uuid == UUID
         asked.launches.extend(launches)
         return report
 
-    def soak(job: SoakJob) -> SoakReport:
+    def soak(job: SoakJob, uuid: str) -> SoakReport:
+        assert uuid == UUID
         asked.soaks.append(job)
         return soaked
 
     work = Certification(pool, JOB)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         built = work.build(Path(folder))
-        apart = Apart(memcheck=memcheck, soak=soak)
-        return built if isinstance(built, CertifyReply) else work.run(child, *built, apart), asked
+        if isinstance(built, CertifyReply):
+            return built, asked
+        structure, modules = built
+        stress = work.stress(child, modules)
+        checks = Apart(memcheck=memcheck, soak=soak)
+        apart = work.apart(modules, checks, UUID) if stress.passed else None
+        return work.reply(structure, stress, apart), asked
 
 
 def test_winner_that_passes_every_check_is_certified() -> None:

@@ -188,7 +188,10 @@ def _certify(check: Check | None, child: StubChild) -> CertifyReply:
         assert asked == [CERTIFY] * (check is not None)
         if isinstance(built, CertifyReply):
             return built
-        return work.run(child, *built, Apart(memcheck=lambda launches: CLEAN, soak=lambda job: SOAKED))
+        before, modules = built
+        stress = work.stress(child, modules)
+        apart = Apart(memcheck=lambda launches, uuid: CLEAN, soak=lambda job, uuid: SOAKED)
+        return work.reply(before, stress, work.apart(modules, apart, "GPU-0"))
 
 
 def test_sm_100a_winner_needs_the_checkers() -> None:

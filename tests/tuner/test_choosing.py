@@ -141,6 +141,17 @@ def test_e1_equal_study_of_before_makes_the_sampler_ask_the_same_configs_again()
     assert all(measured[trial.number] != trial.measurement for trial in first.trials if trial.number in measured)
 
 
+def test_e1_equal_studies_with_a_clock_as_good_as_ours_tie_each_others_winners() -> None:
+    """E1: noise of 0.1 %, as an H200's bursts have; TPE asks the same configs again, and the winners are ties."""
+    first = tune(request(40), NoisyEngine(1))
+    again = tune(request(40), NoisyEngine(2), told_before=first.trials)
+    assert first.winner is not None
+    assert again.winner is not None
+    assert {m.samples_us for m in first.finals.values()}.isdisjoint(m.samples_us for m in again.finals.values())
+    assert first.winner.number in again.tie_set
+    assert again.winner.number in first.tie_set
+
+
 def test_equal_study_of_before_whose_winner_failed_a_check_is_repeated_all_the_same() -> None:
     """The sampler had heard its time before it failed."""
     first = tune(request(24), NoisyEngine(1))

@@ -24,11 +24,12 @@ from kernels.problem import GemmProblem
 from search_space.starting import preset
 from tests.cli.test_export_bundle import StoredResult
 from tests.tuner.support import STARTING, fake, instant_service, request, tune
+from tuner.bundle import extract_bundle
 from tuner.cli.embedded import BASE_URL, InProcess
 from tuner.client import Client
 from tuner.engine.faults import FaultKind, FaultPlan
 from tuner.engines import FakeEngines
-from tuner.export import build_bundle, extract_bundle
+from tuner.export import build_bundle
 from tuner.records import Outcome
 from tuner.service import run_service
 

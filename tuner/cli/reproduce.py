@@ -92,7 +92,7 @@ def _results(args: argparse.Namespace, client: Client, ids: list[str]) -> list[J
 
 def _fetch_modules(client: Client, claims: list[Claim], ids: list[str], store: ArtifactStore) -> None:
     """Bring the service's modules into this machine's store, so that the very bytes are timed."""
-    from tuner.export import extract_bundle
+    from tuner.bundle import extract_bundle
 
     wanted = ids or [claim.name.removeprefix("result ") for claim in claims]
     with tempfile.TemporaryDirectory() as name:

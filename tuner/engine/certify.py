@@ -38,20 +38,20 @@ class StressChild(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apart:
-    """Checks that run in processes of their own.
+    """Checks that run in processes of their own, on the GPU with the UUID they are given.
 
     soak: launches one module many times
     memcheck: launches modules under compute-sanitizer
     """
 
-    soak: Callable[[SoakJob], SoakReport]
-    memcheck: Callable[[list[dict[str, Any]]], SanitizerReport]
+    soak: Callable[[SoakJob, str], SoakReport]
+    memcheck: Callable[[list[dict[str, Any]], str], SanitizerReport]
 
 
 class Certification:
     """The checks of one winner, cheapest first; the first that finds something ends them.
 
-    The builds compile from the moment this is made, so that the GPU need not wait for them: `build`, then `run`.
+    The builds compile from the moment this is made, so that the GPU need not wait for them: `build`, `stress`, `apart`.
     """
 
     def __init__(
@@ -101,22 +101,14 @@ class Certification:
             return (Check(name=CHECKERS, verdict=Verdict.NOT_RUN, detail="this engine cannot run the checkers"),)
         return (self._checkers(self._job),)
 
-    def run(
-        self, child: StressChild, before: tuple[Check, ...], modules: list[StressModule], apart: Apart
-    ) -> CertifyReply:
-        """The checks on the GPU, after those made `before`. Raises WorkerLost."""
-        asked, plans = self._job, self._planned
-        job = StressJob(config=asked.config, builds=tuple(modules), launches=LAUNCHES, seed=asked.seed)
-        stress = child.stress(job)
-        checks, gpu_s = [*before, _stress(stress, plans)], stress.gpu_s
-        if stress.passed:
-            soaked, memory = self._apart(modules, apart)
-            checks += [Check(name="soak", verdict=soaked.verdict, detail=soaked.detail), _memory(memory)]
-            gpu_s += soaked.gpu_s
-        return CertifyReply(checks=tuple(checks), gpu_s=gpu_s)
+    def stress(self, child: StressChild, modules: list[StressModule]) -> StressReply:
+        """Launch the stress builds. Raises WorkerLost."""
+        return child.stress(
+            StressJob(config=self._job.config, builds=tuple(modules), launches=LAUNCHES, seed=self._job.seed)
+        )
 
-    def _apart(self, modules: list[StressModule], apart: Apart) -> tuple[SoakReport, SanitizerReport]:
-        """Soak and memcheck at the same time: neither is timed, and starting their processes takes most of either."""
+    def apart(self, modules: list[StressModule], checks: Apart, uuid: str) -> tuple[SoakReport, SanitizerReport]:
+        """Soak and memcheck on that GPU at the same time: neither is timed, and starting them takes most of either."""
         job = SoakJob(
             problem=self._job.problem,
             module_path=self._job.module_path,
@@ -126,8 +118,19 @@ class Certification:
         # a build with delays touches the same addresses
         plain = [module for module, plan in zip(modules, self._planned, strict=True) if not plan.delays_ns]
         with ThreadPoolExecutor(1, "memcheck") as thread:
-            memory = thread.submit(apart.memcheck, [_launch(module) for module in plain])
-            return apart.soak(job), memory.result()
+            memory = thread.submit(checks.memcheck, [_launch(module) for module in plain], uuid)
+            return checks.soak(job, uuid), memory.result()
+
+    def reply(
+        self, before: tuple[Check, ...], stress: StressReply, apart: tuple[SoakReport, SanitizerReport] | None
+    ) -> CertifyReply:
+        """What all checks found, those made `before` first; `apart` None when the stress builds failed."""
+        checks, gpu_s = [*before, _stress(stress, self._planned)], stress.gpu_s
+        if apart is not None:
+            soaked, memory = apart
+            checks += [Check(name="soak", verdict=soaked.verdict, detail=soaked.detail), _memory(memory)]
+            gpu_s += soaked.gpu_s
+        return CertifyReply(checks=tuple(checks), gpu_s=gpu_s)
 
 
 def _kernel(future: Future[PoolReply], what: str) -> CompiledKernel | Check:

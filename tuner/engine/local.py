@@ -37,6 +37,7 @@ from tuner.engine.base import (
 from tuner.engine.certify import Apart, Certification
 from tuner.engine.checkers import run_checkers
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
+from tuner.engine.together import Together
 from tuner.gpu.jobs import PhaseLimits
 from tuner.gpu.memcheck import memcheck
 from tuner.gpu.soak import soak
@@ -139,13 +140,15 @@ class LocalEngine:
     ) -> None:
         self._facts = facts
         self._machine = machine
-        self._gpus = [_Gpu(index, start_child) for index in gpu_indices]
+        self._gpus = [_Gpu(index, machine.gpus[index].uuid, start_child) for index in gpu_indices]
         self._idle: SimpleQueue[_Gpu] = SimpleQueue()
         for gpu in self._gpus:
             self._idle.put(gpu)
         self._threads = ThreadPoolExecutor(len(self._gpus), "gpu") if self._gpus else None
         self._lock = threading.Lock()
         self._certifying: set[_Certifying] = set()
+        self._queued = 0  # jobs that wait for a GPU
+        self._together = Together(self._alone, lambda: not self._queued)
 
     @property
     def device(self) -> DeviceFacts:
@@ -172,36 +175,57 @@ class LocalEngine:
         if self._threads is None:
             raise EngineError(f"no GPU of kind {self._facts.name} here: a winner cannot be checked")
         future = _Certifying(self._machine, job)
-        self._certifying.add(future)
+        with self._lock:
+            self._certifying.add(future)
         threading.Thread(target=self._certify, args=(future,), name="certify", daemon=True).start()
         return future
 
     def _certify(self, future: _Certifying) -> None:
-        uuid = self._facts.uuid
-        apart = Apart(
-            memcheck=partial(memcheck, device=uuid, stop=future.dropped),
-            soak=partial(soak, device=uuid, stop=future.dropped),
-        )
         try:
             with tempfile.TemporaryDirectory(prefix="gemm-tuner-stress-") as folder:
-                built = future.work.build(Path(folder))
-                if isinstance(built, CertifyReply):
-                    future.set_result(built)
-                elif not future.dropped.is_set():
-                    checks, modules = built
-                    future.on_gpu = self._on_gpu(lambda child: future.work.run(child, checks, modules, apart))
-                    if future.dropped.is_set():  # meanwhile
-                        self.drop([future.on_gpu])
-                    future.set_result(future.on_gpu.result())
+                future.set_result(self._checked(future, Path(folder)))
         except CancelledError:
             future.cancel()
         except Exception as error:  # a thread's end: whatever it is belongs to whoever waits for the future
             future.set_exception(error)
         finally:
-            self._certifying.discard(future)
+            with self._lock:
+                self._certifying.discard(future)
             future.work.drop()
-            if not future.done():
-                future.cancel()
+
+    def _checked(self, future: _Certifying, folder: Path) -> CertifyReply:
+        """All checks, one after the other. Raises CancelledError when dropped, EngineError, WorkerLost."""
+        work = future.work
+        built = work.build(folder)
+        if isinstance(built, CertifyReply):
+            return built
+        before, modules = built
+        stress = self._step(future, self._on_gpu, lambda child: work.stress(child, modules))
+        if not stress.passed:
+            return work.reply(before, stress, None)
+        checks = Apart(
+            memcheck=lambda launches, uuid: memcheck(launches, device=uuid, stop=future.dropped),
+            soak=lambda job, uuid: soak(job, device=uuid, stop=future.dropped),
+        )
+        apart = self._step(future, self._together.submit, lambda uuid: work.apart(modules, checks, uuid))
+        return work.reply(before, stress, apart)
+
+    def _step[Given, Reply](
+        self,
+        future: _Certifying,
+        submit: Callable[[Callable[[Given], Reply]], Future[Reply]],
+        work: Callable[[Given], Reply],
+    ) -> Reply:
+        """One step of a certification. Raises CancelledError when it was dropped before or meanwhile."""
+        if future.dropped.is_set():
+            raise CancelledError
+        future.step = step = submit(work)
+        if future.dropped.is_set():  # meanwhile
+            self.drop([step])
+        reply = step.result()
+        if future.dropped.is_set():
+            raise CancelledError
+        return reply
 
     def module_path(self, sha256: str) -> Path:
         """See Engine."""
@@ -220,15 +244,18 @@ class LocalEngine:
             elif isinstance(future, _Certifying):
                 future.dropped.set()
                 future.work.drop()
-                if future.on_gpu is not None:
-                    self.drop([future.on_gpu])
+                if future.step is not None:
+                    self.drop([future.step])
             elif not future.cancel():
                 for gpu in self._gpus:
                     gpu.drop(future)
 
     def close(self) -> None:
         """End the GPU children. The compile pool is the machine's."""
-        self.drop(list(self._certifying))
+        with self._lock:
+            certifying = list(self._certifying)
+        self.drop(certifying)
+        self._together.close()
         for gpu in self._gpus:
             gpu.close()
             self._idle.put(gpu)  # whoever waits for one shall find a closed one
@@ -236,6 +263,13 @@ class LocalEngine:
             self._threads.shutdown(cancel_futures=True)
 
     def _on_gpu[Reply](self, work: Callable[[Child], Reply]) -> Future[Reply]:
+        return self._taken(lambda gpu, future: gpu.run(future, work))
+
+    def _alone[Reply](self, work: Callable[[str], Reply]) -> Future[Reply]:
+        """A GPU without its child, for processes that the work starts itself."""
+        return self._taken(lambda gpu, _: work(gpu.uuid))
+
+    def _taken[Reply](self, work: Callable[[_Gpu, Future[Reply]], Reply]) -> Future[Reply]:
         if self._threads is None:
             raise EngineError(f"no GPU of kind {self._facts.name} here: only compiling is possible")
         future: Future[Reply]
@@ -244,9 +278,11 @@ class LocalEngine:
         def run() -> Reply:
             assigned.wait()
             gpu = self._idle.get()
+            with self._lock:
+                self._queued -= 1
             lost = False
             try:
-                return gpu.run(future, work)
+                return work(gpu, future)
             except DeviceLost as error:
                 lost = self._has_another(gpu)
                 if lost:
@@ -255,10 +291,23 @@ class LocalEngine:
                 raise EngineError(text) from error
             finally:
                 self._put_back(gpu, lost=lost)
+                self._together.look()
 
-        future = self._threads.submit(run)
+        with self._lock:
+            self._queued += 1
+        try:
+            future = self._threads.submit(run)
+        except RuntimeError as error:  # shut down
+            raise WorkerLost("the engine is closed") from error
+        future.add_done_callback(self._left_the_queue)
         assigned.set()
         return future
+
+    def _left_the_queue(self, future: Future[Any]) -> None:
+        if future.cancelled():  # never ran
+            with self._lock:
+                self._queued -= 1
+            self._together.look()
 
     def _has_another(self, gpu: _Gpu) -> bool:
         """Whether the job can be tried on another GPU. Else the device is the study's trouble, not the candidate's."""
@@ -312,11 +361,14 @@ class _Linked[Reply](Future[Reply]):
 
 
 class _Certifying(Future[CertifyReply]):
-    """A certification: its builds compile, then it has the GPU."""
+    """A certification: its builds compile, then it has the GPU, then it shares it with others.
+
+    step: the one that waits for a GPU or is on it
+    """
 
     def __init__(self, machine: LocalMachine, job: CertifyJob) -> None:
         super().__init__()
-        self.on_gpu: Future[CertifyReply] | None = None
+        self.step: Future[Any] | None = None
         self.dropped = threading.Event()
         checkers = partial(_checkers, machine.verdicts, self.dropped) if machine.verdicts else None
         self.work = Certification(machine.pool, job, checkers)
@@ -325,10 +377,12 @@ class _Certifying(Future[CertifyReply]):
 class _Gpu:
     """One GPU and its child, which is started when first needed.
 
+    uuid: as NVML tells it
     lost: failed its health checks; left alone for a while
     """
 
-    def __init__(self, index: int, start_child: Callable[[int], Child]) -> None:
+    def __init__(self, index: int, uuid: str, start_child: Callable[[int], Child]) -> None:
+        self.uuid = uuid
         self.lost = False
         self._index = index
         self._start_child = start_child

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.export import (
     LICENSE_ID,
-    MANIFEST_NAME,
     ExportError,
-    canonical,
     collect,
     license_text,
     manifest_of,
     version,
     write_zip,
 )
+from tuner.manifest import MANIFEST_NAME, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
