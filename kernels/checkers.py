@@ -281,7 +281,7 @@ def _twice(name: str, kernel: Any, operands: dict[str, Any], resident: tuple[int
 
     In the engine no cluster waits for room, so a whole launch leaves nothing to take over; the clusters that do not
     take part in a partial one are those whose tiles are taken over. Of a partial launch the checkers say `incomplete`
-    for that reason alone, whatever they find; see docs/decisions/0013.
+    for that reason alone, whatever they find; see docs/decisions/0011.
     """
     from tirx_harness.numsim.checker_runner import run_native_checker
 
