@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 1200.0
 FORMS: dict[str, Callable[[Sm100GemmConfig], bool]] = {
+    "launch control": lambda c: c.scheduler == "clc",
     "swap_ab and split_k above 2": lambda c: c.swap_ab and c.split_k > 2,
     "pair of CTAs": lambda c: c.cta_group == 2,
     "split_k": lambda c: not c.swap_ab and c.split_k > 1,
