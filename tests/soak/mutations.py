@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def table(rows: list[Row]) -> str:
     caught = [sum(gate in row["caught_by"] for row in bugs) for gate in GATES]
     lines.append(f"| **caught, of {len(bugs)}** | " + " | ".join(f"**{number}**" for number in caught) + " |")
     if waiting := [fault for fault in BUGS if fault not in by_fault]:
-        lines.append(f"\nNot run yet: {', '.join(f'`{fault}`' for fault in waiting)}.")
+        names = ", ".join(f"`{fault}`" for fault in waiting)
+        lines.append("\n" + textwrap.fill(f"Not run yet: {names}.", 118, break_on_hyphens=False))
     return "\n".join(lines)
 
 
