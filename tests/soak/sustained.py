@@ -1,9 +1,10 @@
 """Protocol `sustained` next to `burst` on a real GPU: ratios, clocks, power, and energy of one product.
 
-    python -m tests.soak.sustained OUT_DIR
+    python -m tests.soak.sustained OUT_DIR [--recorded results/h200/dev.json --shapes MxNxK ...]
 
-A sensible config at a few large shapes, evaluated by the product's own code under both protocols. It shows that the
-load reaches the power limit, that the ratio is known to half a percent there too, and what a product costs in joules.
+A sensible config, or the published one, at a few large shapes, evaluated by the product's own code under both
+protocols. It shows that the load reaches the power limit, that the ratio is known to half a percent there too, and what
+a product costs in joules.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kernels.problem import GemmProblem
 from search_space.request import PROTOCOLS, MeasureProtocol
 from tests.soak.aa_pairs import sensible
 from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say
+from tests.soak.published import published
 from tests.soak.report import write_json
 from tuner.engine.base import EvaluateJob
 from tuner.gpu.child import load_module
@@ -35,6 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out_dir", type=Path, metavar="OUT_DIR")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="MxNxK")
+    parser.add_argument(
+        "--recorded", type=Path, metavar="FILE", help="published configs of these shapes, not sensible ones"
+    )
     parser.add_argument("--limit-s", type=float, default=90.0, help="stop after this time and keep what is done")
     options = parser.parse_args()
     deadline_s = time.monotonic() + options.limit_s
@@ -42,8 +47,11 @@ def main() -> int:
     from tuner.gpu.context import Contexts
 
     contexts = Contexts(device)
-    problems = [GemmProblem.parse(shape, dtype="bf16") for shape in options.shapes]
-    wanted = [(problem, sensible(problem, device.profile)) for problem in problems]
+    if options.recorded:
+        wanted = published(options.recorded, options.shapes)
+    else:
+        problems = [GemmProblem.parse(shape, dtype="bf16") for shape in options.shapes]
+        wanted = [(problem, sensible(problem, device.profile)) for problem in problems]
     modules = compile_all(wanted, device.profile, options.out_dir)
     target = options.out_dir / "sustained.json"
     rows: list[Json] = json.loads(target.read_text())["rows"] if target.exists() else []
@@ -55,7 +63,7 @@ def main() -> int:
             rows.append(measured(module, protocol, contexts, device))
             say(json.dumps({name: value for name, value in rows[-1].items() if name != "measurement"}))
             write_json(target, _report(rows, device))
-    return 0 if len(rows) == len(PROTOCOLS) * len(problems) and all("ratio" in row for row in rows) else 1
+    return 0 if len(rows) == len(PROTOCOLS) * len(wanted) and all("ratio" in row for row in rows) else 1
 
 
 def measured(module: Module, protocol: MeasureProtocol, contexts: Contexts, device: LiveDevice) -> Json:
