@@ -12,7 +12,7 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full \
-	verify-compile soak-faults soak-kills soak-cost soak-load fuzz-api fuzz-bundle \
+	verify-compile b200 h200 soak-faults soak-kills soak-cost soak-load fuzz-api fuzz-bundle \
 	requirements clean
 
 help:  ## list the targets
@@ -68,12 +68,21 @@ serve: setup  ## API and tuner on this machine
 test-gpu: setup-gpu  ## tests that need a GPU
 	$(PYTEST) -m gpu
 
-verify-full: setup-verify  ## every test of the checker engine
+verify-full: setup-verify  ## sm_100a without a GPU: 400 compiles, planted bugs, 60 configs through the checkers; resumes
 	$(PYTEST) -m verify
+	$(BIN)/python -m tests.soak.compile_sm100 --count 400 --refused 50 --out results/verify/sm_100a.json
+	$(BIN)/python -m tests.soak.mutations --out results/verify/mutations.json
+	$(BIN)/python -m tests.soak.check_random --count 60 --out results/verify/checkers.json
 
 verify-compile: setup  ## compile 200 random legal configs of each architecture; none may spill
 	$(BIN)/python -m tests.soak.compile_random --arch sm_90a --count 200 --out results/verify/compile_sm_90a.json
 	$(BIN)/python -m tests.soak.compile_random --arch sm_100a --count 200 --out results/verify/compile_sm_100a.json
+
+b200: setup-gpu  ## first hour on a fresh B200: presets, 20 configs, ladder, a tuned shape, the model; resumes
+	$(BIN)/python -m tests.soak.first_hour --arch sm_100a --out results/b200/first_hour.json
+
+h200: setup-gpu  ## the same on an H200
+	$(BIN)/python -m tests.soak.first_hour --arch sm_90a --out results/h200/first_hour.json
 
 soak-faults: setup  ## 2,000 injected faults in a random mix, on invented devices
 	$(BIN)/python -m tests.soak.faults --faults 2000 --out results/soak/faults.json

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.gemm_names import ANSWER_SLOTS
 from kernels.problem import ELEMENT_BYTES
 from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS, resources_of
 
@@ -141,9 +142,14 @@ def _ring(config: GemmConfig, operand: str, rows: int, shown_rows: str = "") -> 
     return f"{operand} ring", ELEMENT_BYTES * config.pipe_depth * rows * config.blk_k, layout
 
 
-def _staging(config: GemmConfig, rows: int, size_bytes: int) -> tuple[str, int, str]:
-    buffers = f"{config.num_consumers} x {config.epi_stages} buffers of {rows} rows x {config.epi_n}"
-    return "D staging", size_bytes, f"{buffers}, {_swizzle(config.epi_n)}"
+def _staging(config: GemmConfig, rows: int, cols: int, size_bytes: int) -> tuple[str, int, str]:
+    buffers = f"{config.num_consumers} x {config.epi_stages} buffers of {rows} rows of D x {cols}"
+    return "D staging", size_bytes, f"{buffers}, {_swizzle(cols)}"
+
+
+def _exchange_region(config: Sm90GemmConfig | Sm100GemmConfig) -> tuple[str, int, str]:
+    layout = f"float32 sums of {config.split_k - 1} other parts of K, for each chunk that the CTA owns"
+    return "exchange", config.exchange_bytes, layout
 
 
 def _placed(*parts: tuple[str, int, str]) -> Iterator[Region]:
@@ -200,21 +206,17 @@ def _lifetime(config: GemmConfig, what: str) -> Barrier:
 
 def _sm100(config: Sm100GemmConfig) -> Anatomy:
     chunk = config.epi_n * config.blk_m // WARPGROUP_THREADS
+    wide, narrow = ("B", "A") if config.swap_ab else ("A", "B")
+    rows = f"{config.num_consumers} x {config.blk_m}" if config.num_consumers > 1 else ""
+    parts = [_ring(config, wide, config.wide_rows, rows), _ring(config, narrow, config.blk_n)]
+    staged = (config.epi_n, config.blk_m) if config.swap_ab else (config.blk_m, config.epi_n)
+    parts.append(_staging(config, *staged, config.staging_bytes))
+    if config.split_k > 1:
+        parts.append(_exchange_region(config))
     return Anatomy(
         roles=tuple(_sm100_roles(config)),
-        barriers=_sm100_barriers(config),
-        shared_memory=tuple(
-            _placed(
-                _ring(
-                    config,
-                    "A",
-                    config.cta_rows,
-                    f"{config.num_consumers} x {config.blk_m}" if config.num_consumers > 1 else "",
-                ),
-                _ring(config, "B", config.blk_n),
-                _staging(config, config.blk_m, config.epilogue_bytes),
-            )
-        ),
+        barriers=tuple(_sm100_barriers(config)),
+        shared_memory=tuple(_placed(*parts)),
         tensor_memory=tuple(_sm100_columns(config)),
         registers=(
             Registers(owner="writeback: one chunk, then its 16-bit pack", granted=None, accumulators=chunk),
@@ -224,8 +226,8 @@ def _sm100(config: Sm100GemmConfig) -> Anatomy:
 
 
 def _sm100_roles(config: Sm100GemmConfig) -> Iterator[Role]:
-    pair, last = config.cta_group > 1, config.num_consumers
-    every = " of both CTAs" if pair else ""
+    pair, last, split = config.cta_group > 1, config.num_consumers, config.split_k > 1
+    every = " of both CTAs" if pair else f" of each of {config.split_k} CTAs" if split else ""
     two = f".cta_group::{config.cta_group}"
     yield Role(
         name="TMA producer",
@@ -234,37 +236,46 @@ def _sm100_roles(config: Sm100GemmConfig) -> Iterator[Role]:
         waits=("mma2tma",),
         signals=("tma2mma",),
     )
+    if config.scheduler == "clc":
+        yield Role(
+            name="scheduler",
+            scope=f"warpgroup {last}, warp 2{every}: one elected thread",
+            dispatch=f"clusterlaunchcontrol.try_cancel{', by the leader for both' if pair else ''}",
+            waits=("roles2next", "next2roles"),
+            signals=("next2roles", "roles2next"),
+        )
     for consumer in range(config.num_consumers):
         yield Role(
             name=f"MMA of consumer {consumer}",
-            scope=f"warpgroup {last}, warp {consumer}{' of CTA 0, the leader' if pair else ''}: one elected thread",
+            scope=f"warpgroup {last}, warp {consumer}{' of CTA 0, the leader' if pair else every}: one elected thread",
             dispatch=f"tcgen05.mma{two} of {config.cta_group * config.blk_m} x {config.mma_n} x 16, tcgen05.commit",
             waits=("tma2mma", "ld2mma"),
             signals=("mma2tma", "mma2ld"),
         )
+    exchange = " st.async of parts to the CTA that sums them," if split else ""
     for consumer in range(config.num_consumers):
         yield Role(
             name=f"writeback of consumer {consumer}",
             scope=f"warpgroup {consumer}{every}: 128 threads, one of which issues the stores",
-            dispatch=f"tcgen05.ld of {config.blk_m} x {config.epi_n}, round, st.shared, TMA store",
-            waits=("mma2ld", "store groups"),
-            signals=("ld2mma",),
+            dispatch=f"tcgen05.ld of {config.blk_m} x {config.epi_n},{exchange} round, st.shared, TMA store",
+            waits=("mma2ld", "store groups", *(("sum2parts", "parts2sum") if split else ())),
+            signals=("ld2mma", *(("parts2sum", "sum2parts") if split else ())),
         )
     yield Role(
         name="owner of tensor memory",
         scope=f"warpgroup 0, warp 0{every}: 32 threads",
         dispatch=f"tcgen05.alloc of {config.arch.tmem_columns} columns at the start; relinquish and dealloc at the end",
-        waits=("cluster barrier" if pair else "CTA barrier",),
+        waits=("cluster barrier" if config.cluster_size > 1 else "CTA barrier",),
         signals=(),
     )
 
 
-def _sm100_barriers(config: Sm100GemmConfig) -> tuple[Barrier, ...]:
+def _sm100_barriers(config: Sm100GemmConfig) -> Iterator[Barrier]:
     pair, slots = config.cta_group > 1, config.num_consumers * config.acc_stages
     consumers = "each consumer" if config.num_consumers > 1 else "the consumer"
     leader = "leader's " if pair else ""
     both = ", in both CTAs" if pair else ""
-    return (
+    yield from (
         Barrier(
             name="tma2mma",
             kind="mbarrier",
@@ -302,9 +313,33 @@ def _sm100_barriers(config: Sm100GemmConfig) -> tuple[Barrier, ...]:
             waits="MMA of the same consumer",
             protects="an accumulator slot that is still being read",
         ),
-        _staging_sync(config, 10),
-        _stores(config),
-        _lifetime(config, "barriers and tensor memory"),
+    )
+    if config.split_k > 1:
+        yield from _exchange_barriers(config)
+    if config.scheduler == "clc":
+        yield from _answer_barriers(config)
+    yield from (_staging_sync(config, 10), _stores(config), _lifetime(config, "barriers and tensor memory"))
+
+
+def _answer_barriers(config: Sm100GemmConfig) -> Iterator[Barrier]:
+    pair = config.cta_group > 1
+    yield Barrier(
+        name="next2roles",
+        kind="mbarrier",
+        slots=ANSWER_SLOTS,
+        arrivals=1,
+        arrives="the scheduler announces 16 B; the answer of the hardware counts them",
+        waits="every role, and the scheduler",
+        protects="the number of the next tile that is not yet known",
+    )
+    yield Barrier(
+        name="roles2next",
+        kind="mbarrier",
+        slots=ANSWER_SLOTS,
+        arrivals=config.answer_readers,
+        arrives=f"every thread that has read the answer{' of both CTAs, in the leader' if pair else ''}",
+        waits=f"scheduler{' of the leader' if pair else ''}",
+        protects="an answer that a role still has to read",
     )
 
 
@@ -325,10 +360,9 @@ def _sm90(config: Sm90GemmConfig) -> Anatomy:
     wide, narrow = ("B", "A") if config.swap_ab else ("A", "B")
     parts = [_ring(config, wide, config.mma_rows), _ring(config, narrow, config.blk_n)]
     if not config.swap_ab:
-        parts.append(_staging(config, WGMMA_ROWS, config.staging_bytes))
+        parts.append(_staging(config, WGMMA_ROWS, config.epi_n, config.staging_bytes))
     if config.split_k > 1:
-        layout = f"float32 sums of {config.split_k - 1} other parts of K, for each chunk that the CTA owns"
-        parts.append(("exchange", config.exchange_bytes, layout))
+        parts.append(_exchange_region(config))
     return Anatomy(
         roles=tuple(_sm90_roles(config)),
         barriers=tuple(_sm90_barriers(config)),
@@ -412,7 +446,7 @@ def _sm90_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
     yield _lifetime(config, "barriers")
 
 
-def _exchange_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
+def _exchange_barriers(config: Sm90GemmConfig | Sm100GemmConfig) -> Iterator[Barrier]:
     yield Barrier(
         name="parts2sum",
         kind="mbarrier",
@@ -426,8 +460,8 @@ def _exchange_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
         name="sum2parts",
         kind="mbarrier",
         slots=config.num_consumers,
-        arrivals=config.split_k,
-        arrives="one thread of the same consumer of every CTA, when it has read what was sent to it",
+        arrivals=min(config.split_k, config.chunks) if isinstance(config, Sm100GemmConfig) else config.split_k,
+        arrives="one thread of the same consumer of every CTA that sums, when it has read what was sent to it",
         waits="the consumer that sends",
         protects="parts of a sum that are still being read",
     )

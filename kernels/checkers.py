@@ -10,29 +10,32 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.arch import SM_100A
+from kernels.config import Sm100GemmConfig
 from kernels.errors import ConfigError, ToolchainError
 from kernels.problem import Dtype, GemmProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from kernels.config import Sm100GemmConfig
     from kernels.ladder import Sm100StepConfig
 
 PACKAGES = ("tirx-harness", "apache-tvm")
 CLEAN, EXACT = "clean", "exact"
 RAGGED_ROWS, RAGGED_COLUMNS, RAGGED_K = 3, 8, 8
 FINDINGS_KEPT = 6
+_INCOMPLETE, _PARTIAL_LAUNCH = "incomplete", "subset_execution"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,23 +126,26 @@ def reduced_instances(config: Sm100GemmConfig, dtype: Dtype = Dtype.BF16) -> tup
 
     ragged: one cluster, every side and the last stage cut short. Two rows of tiles and at least `acc_stages` columns:
         more tiles than accumulator slots, so each is handed back.
-    two clusters: whole tiles, shared out between two clusters, each of which reuses its accumulator slots.
-    Both have one stage more of K than the ring holds, so the ring wraps within a tile; over the tiles of a cluster
-    every stage meets both phases.
+    several clusters: whole tiles, shared out among two clusters or a few more, each of which reuses its accumulators.
+    With cluster launch control there are two columns more, so that every answer's place is used again.
+    Both have one stage more of K than the rings of all parts of K hold, so a ring wraps within a tile; over the tiles
+    of a cluster every stage meets both phases.
     """
     rows, cols = config.cluster_tile
+    ring_k = config.split_k * config.pipe_depth * config.blk_k
+    whole_cols = config.acc_stages - 1 + 2 * (config.scheduler == "clc")
     ragged = GemmProblem(
         m=rows + RAGGED_ROWS,
-        n=(config.acc_stages - 1) * cols + min(cols - RAGGED_COLUMNS, config.epi_n + RAGGED_COLUMNS),
-        k=config.pipe_depth * config.blk_k + RAGGED_K,
+        n=whole_cols * cols + min(cols - RAGGED_COLUMNS, config.epi_n + RAGGED_COLUMNS),
+        k=ring_k + RAGGED_K,
         dtype=dtype,
     )
-    whole = GemmProblem(
-        m=2 * rows, n=(config.acc_stages + 1) * cols, k=(config.pipe_depth + 1) * config.blk_k, dtype=dtype
-    )
+    sm_count = next(count for count in itertools.count(config.cluster_size) if config.resident_clusters(count) > 1)
+    tiles = config.resident_clusters(sm_count) * (config.acc_stages + 1)
+    whole = GemmProblem(m=2 * rows, n=ceil(tiles / 2) * cols, k=ring_k + config.blk_k, dtype=dtype)
     return (
-        Instance(label="ragged", problem=ragged, sm_count=config.cta_group),
-        Instance(label="two clusters", problem=whole, sm_count=2 * config.cta_group),
+        Instance(label="ragged", problem=ragged, sm_count=config.cluster_size),
+        Instance(label="several clusters", problem=whole, sm_count=sm_count),
     )
 
 
@@ -167,7 +173,7 @@ def check(
     variant = {"fault": fault} if fault else {}
     lowered = lower(instance.problem, config, instance.sm_count, **variant)
     kernel = build(instance.problem, config, instance.sm_count, **variant)
-    operands = _operands(instance.problem)
+    operands, resident = _operands(instance.problem), _resident(config, instance)
     answers: dict[str, str] = {}
     findings: list[str] = []
     seconds: dict[str, float] = {}
@@ -176,7 +182,7 @@ def check(
             if tell is not None:
                 tell(name)
             started = time.perf_counter()
-            answers[name], found = _answer(tool, kernel, operands, workers)
+            answers[name], found = _answer(tool, kernel, operands, resident, workers)
             seconds[name] = round(time.perf_counter() - started, 2)
             findings += (f"{name}: {line}" for line in found)
     return CheckReport(
@@ -190,6 +196,13 @@ def check(
         seconds=seconds,
         **answers,
     )
+
+
+def _resident(config: Sm100GemmConfig | Sm100StepConfig, instance: Instance) -> tuple[int, ...] | None:
+    """Clusters that the pretended device holds; with cluster launch control they take over the tiles of the others."""
+    if not isinstance(config, Sm100GemmConfig) or config.scheduler == "static":
+        return None  # all that are launched
+    return tuple(range(config.clusters(instance.problem, instance.sm_count)))
 
 
 def versions() -> dict[str, str]:
@@ -217,13 +230,16 @@ def _steady_path() -> Iterator[None]:
 
 
 _Answer = tuple[str, tuple[str, ...]]
+_Resident = tuple[int, ...] | None
 
 
-def _answer(tool: Callable[..., _Answer], kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+def _answer(
+    tool: Callable[..., _Answer], kernel: Any, operands: dict[str, Any], resident: _Resident, workers: int
+) -> _Answer:
     from tirx_harness.numsim.errors import NumSimBuildError, NumSimError
 
     try:
-        return tool(kernel, {name: values.copy() for name, values in operands.items()}, workers)
+        return tool(kernel, {name: values.copy() for name, values in operands.items()}, resident, workers)
     except NumSimBuildError as error:
         raise ToolchainError(f"the checker engine cannot be built: {_one_line(error)}") from error
     except NumSimError as error:
@@ -231,18 +247,28 @@ def _answer(tool: Callable[..., _Answer], kernel: Any, operands: dict[str, Any],
         return f"failed: {_one_line(error)}", ()
 
 
-def _synccheck(kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+def _subset(resident: _Resident) -> Any:
+    from tirx_harness.numsim.api import ExecutionSubset
+
+    return None if resident is None else ExecutionSubset(cluster_ids=resident)
+
+
+def _synccheck(kernel: Any, operands: dict[str, Any], resident: _Resident, workers: int) -> _Answer:
     del workers
     from tirx_harness import synccheck
 
-    return _verdict(synccheck(kernel, operands))
+    return (
+        _verdict(synccheck(kernel, operands)) if resident is None else _twice("synccheck", kernel, operands, resident)
+    )
 
 
-def _racecheck(kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+def _racecheck(kernel: Any, operands: dict[str, Any], resident: _Resident, workers: int) -> _Answer:
     del workers
     from tirx_harness import racecheck
 
-    return _verdict(racecheck(kernel, operands))
+    return (
+        _verdict(racecheck(kernel, operands)) if resident is None else _twice("racecheck", kernel, operands, resident)
+    )
 
 
 def _verdict(report: Any) -> _Answer:
@@ -250,11 +276,45 @@ def _verdict(report: Any) -> _Answer:
     return str(report.verdict), lines[:FINDINGS_KEPT]
 
 
-def _numsim(kernel: Any, operands: dict[str, Any], workers: int) -> _Answer:
+def _twice(name: str, kernel: Any, operands: dict[str, Any], resident: tuple[int, ...]) -> _Answer:
+    """A kernel whose clusters take tiles over: launched whole, and with the `resident` clusters only.
+
+    In the engine no cluster waits for room, so a whole launch leaves nothing to take over; the clusters that do not
+    take part in a partial one are those whose tiles are taken over. Of a partial launch the checkers say `incomplete`
+    for that reason alone, whatever they find; see docs/decisions/0011.
+    """
+    from tirx_harness.numsim.checker_runner import run_native_checker
+
+    for clusters in (None, resident):
+        arguments = {operand: values.copy() for operand, values in operands.items()}
+        answer = _partial_answer(run_native_checker(name, kernel, inputs=arguments, subset=_subset(clusters)).payload)
+        if answer[0] != CLEAN:
+            return answer
+    return answer
+
+
+def _partial_answer(payload: Mapping[str, Any]) -> _Answer:
+    """What a checker says, where a partial launch alone is no reason to call the analysis incomplete."""
+    gaps = [gap.get("reason") for gap in payload["incomplete"]]
+    open_search = not payload.get("coverage", {"eligible_for_clean": True})["eligible_for_clean"]
+    whole = gaps == [_PARTIAL_LAUNCH] and not open_search and payload["execution_error"] is None
+    if payload["verdict"] == _INCOMPLETE and whole and not payload["findings"] and not payload.get("advisories"):
+        return CLEAN, ()
+    return _own_verdict(payload)
+
+
+def _own_verdict(payload: Mapping[str, Any]) -> _Answer:
+    from tirx_harness.numsim.checker_report import RaceReport, SyncCheckReport
+
+    kind = RaceReport if payload["execution_model"] == "direct_online_vc" else SyncCheckReport
+    return _verdict(kind.from_native(payload))
+
+
+def _numsim(kernel: Any, operands: dict[str, Any], resident: _Resident, workers: int) -> _Answer:
     import numpy as np
     from tirx_harness.numsim.api import Engine, transpile
 
-    run = Engine(max_workers=workers).run(transpile(kernel), operands, outputs=["D"])
+    run = Engine(max_workers=workers).run(transpile(kernel), operands, outputs=["D"], subset=_subset(resident))
     a, b = (operands[name].astype(np.float32) for name in ("A", "B"))
     expected = (a @ b.T).astype(operands["D"].dtype)
     wrong = int((run.outputs["D"].view(np.uint16) != expected.view(np.uint16)).sum())

@@ -18,6 +18,7 @@ from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 Rasters = ("m", "n", "m-serpentine", "n-serpentine")
 GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
+Schedulers = ("static", "clc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +142,19 @@ class GemmConfig:
         return ceil(problem.m / rows), ceil(problem.n / cols)
 
     def resident_clusters(self, sm_count: int) -> int:
-        """Clusters that the SMs hold at once, at one CTA each."""
-        return sm_count // self.cluster_size
+        """Clusters that run at once, at one CTA for each SM.
+
+        A cluster lies within one GPC, and GPCs differ: a pair always finds its place, but an H200 of 132 SMs did not
+        hold 8 clusters of 16 (8x512x500000: 155 us, with 8 of 8 123 us) nor 16 of 8 (128x256x7168: 12.5 us, with 8 of 8
+        7.5 us). So larger clusters are counted as if one GPC were missing and each other had 16 SMs. A cluster more
+        than there is room for would wait for a whole tile; one fewer costs its share of the SMs.
+        """
+        if self.cluster_size <= 2:
+            return sm_count // self.cluster_size
+        return max(1, (sm_count // GPC_SMS - 1) * (GPC_SMS // self.cluster_size))
 
     def clusters(self, problem: GemmProblem, sm_count: int) -> int:
-        """Clusters launched: persistent, so at most what the SMs hold."""
+        """Clusters that share the tiles: persistent, so at most what the SMs hold."""
         tiles_m, tiles_n = self.cluster_tiles(problem)
         return min(self.resident_clusters(sm_count), tiles_m * tiles_n)
 
@@ -242,18 +251,6 @@ class Sm90GemmConfig(GemmConfig):
         """Staging for TMA stores and sums from the other parts of K."""
         return self.staging_bytes + self.exchange_bytes
 
-    def resident_clusters(self, sm_count: int) -> int:
-        """Clusters that run at once.
-
-        A cluster lies within one GPC, and GPCs differ: a pair always finds its place, but an H200 of 132 SMs did not
-        hold 8 clusters of 16 (8x512x500000: 155 us, with 8 of 8 123 us) nor 16 of 8 (128x256x7168: 12.5 us, with 8 of 8
-        7.5 us). So larger clusters are counted as if one GPC were missing and each other had 16 SMs. A cluster more
-        than there is room for would wait for a whole tile; one fewer costs its share of the SMs.
-        """
-        if self.cluster_size <= 2:
-            return sm_count // self.cluster_size
-        return max(1, (sm_count // GPC_SMS - 1) * (GPC_SMS // self.cluster_size))
-
     def cta_k_blocks(self, problem: GemmProblem) -> int:
         """Stages that the CTA with the largest part of K consumes for a tile."""
         return ceil(self.k_blocks(problem) / self.split_k)
@@ -264,6 +261,11 @@ class Sm100GemmConfig(GemmConfig):
     """Knobs of the Blackwell template (TMA, tcgen05, tensor memory, CTA pair).
 
     acc_stages: accumulator slots in tensor memory of each consumer, so that writeback overlaps the next tile
+    swap_ab: rows of B ride the 128-row side of the MMA and rows of A its narrow side, for small M; blk_m then counts
+        rows of B of one consumer, and blk_n rows of A of one CTA
+    split_k: CTAs of a cluster that each compute a part of K of the same tile; float32 sums meet in shared memory
+    scheduler: "static" clusters count on to their next tile, "clc" clusters take over tiles of clusters that the
+        hardware has not launched yet (cluster launch control)
     """
 
     arch: ClassVar[Arch] = SM_100A
@@ -273,6 +275,40 @@ class Sm100GemmConfig(GemmConfig):
     cta_group: int = 2
     epi_stages: int = 1
     acc_stages: int = 1
+    swap_ab: bool = False
+    split_k: int = 1
+    scheduler: str = "static"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scheduler not in Schedulers:
+            known = " or ".join(map(repr, Schedulers))
+            raise ConfigError(f"knob scheduler must be {known}, got {self.scheduler!r}", knob="scheduler")
+
+    def launched_clusters(self, problem: GemmProblem, sm_count: int) -> int:
+        """One for each tile where clusters take tiles over from one another's launch."""
+        tiles_m, tiles_n = self.cluster_tiles(problem)
+        return tiles_m * tiles_n if self.scheduler == "clc" else self.clusters(problem, sm_count)
+
+    @property
+    def wide_rows(self) -> int:
+        """Rows of the tile of one CTA on the side of the MMA that has a row for each lane of tensor memory."""
+        return self.num_consumers * self.blk_m
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of A that one CTA stages."""
+        return self.blk_n if self.swap_ab else self.wide_rows
+
+    @property
+    def cta_cols(self) -> int:
+        """Rows of B, which are columns of D, that one CTA stages."""
+        return self.wide_rows if self.swap_ab else self.blk_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of one cluster: the pair of one MMA, or those that share the work on K."""
+        return self.cta_group * self.split_k
 
     @property
     def mma_n(self) -> int:
@@ -286,18 +322,43 @@ class Sm100GemmConfig(GemmConfig):
 
     @property
     def cluster_tile(self) -> tuple[int, int]:
-        """Both CTAs of a pair hold their own rows of A and their own half of the columns of B."""
-        return self.cta_group * self.cta_rows, self.mma_n
+        """Both CTAs of a pair hold their own rows of A and their own half of the columns of B; parts share a tile."""
+        return self.cta_group * self.cta_rows, self.cta_group * self.cta_cols
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of blk_m x epi_n accumulators in which one consumer of one CTA writes its tile."""
+        return self.mma_n // self.epi_n
+
+    @property
+    def staging_bytes(self) -> int:
+        """Buffers for TMA stores, of the blk_m lanes that a writeback warpgroup owns."""
+        return ELEMENT_BYTES * self.num_consumers * self.epi_stages * self.blk_m * self.epi_n
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Buffers for the float32 sums that the other parts of K send: every chunk has one owner in the cluster."""
+        owned = ceil(self.chunks / self.split_k)
+        return FLOAT_BYTES * self.num_consumers * owned * (self.split_k - 1) * self.blk_m * self.epi_n
 
     @property
     def epilogue_bytes(self) -> int:
-        """One buffer holds the blk_m rows that a writeback warpgroup owns."""
-        return ELEMENT_BYTES * self.num_consumers * self.epi_stages * self.blk_m * self.epi_n
+        """Staging for TMA stores and sums from the other parts of K."""
+        return self.staging_bytes + self.exchange_bytes
 
     @property
     def tmem_columns(self) -> int:
         """Tensor-memory columns that hold accumulators."""
         return self.num_consumers * self.acc_stages * self.mma_n
+
+    @property
+    def answer_readers(self) -> int:
+        """Threads of a cluster that read which tile is next: producer, scheduler, writeback; MMA in the leader."""
+        return self.cta_group * (2 + 128 * self.num_consumers) + self.num_consumers
+
+    def cta_k_blocks(self, problem: GemmProblem) -> int:
+        """Stages that the CTA with the largest part of K consumes for a tile."""
+        return ceil(self.k_blocks(problem) / self.split_k)
 
 
 CONFIG_CLASSES: dict[str, type[GemmConfig]] = {"sm_90a": Sm90GemmConfig, "sm_100a": Sm100GemmConfig}

@@ -18,6 +18,7 @@ Evaluate = Callable[[Any], Value]
 TYPE_BYTES = {
     "void": 1, "bool": 1, "uchar": 1, "ushort": 2, "half": 2, "nv_bfloat16": 2, "int": 4, "uint": 4, "float": 4,
     "int64_t": 8, "uint64_t": 8, "unsigned long long": 8, "uint2": 8,
+    "__uint128_t": 16,
 }  # fmt: skip
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 # What a helper does, by the text of its body. The first match counts.
 _INSTRUCTIONS: tuple[tuple[str, str], ...] = (
+    (r"clusterlaunchcontrol\.try_cancel\.", "try_cancel"),
+    (r"clusterlaunchcontrol\.query_cancel\.", "answer_decode"),
+    (r"ld\.acquire\.cta\.shared\.b128", "answer_read"),
     (r"mbarrier\.init\.", "mbarrier_init"),
     (r"mbarrier\.try_wait\.parity\.", "mbarrier_wait"),
     (r"mbarrier\.arrive\.expect_tx\.", "expect_tx"),

@@ -24,7 +24,8 @@ CLUSTER_WINDOW = 1 << 24
 _THREAD_NAMES = frozenset({"threadIdx.x", "warp_id_in_cta"})
 _THREAD_HELPERS = frozenset({"elect", "thread_rank"})
 _RANK_HELPERS = frozenset({"cta_rank", "cta_rank_y"})
-_IGNORED = frozenset({"prefetch", "sleep"})
+# What an answer of cluster launch control says is data: the persistent loop runs on whatever it is.
+_IGNORED = frozenset({"prefetch", "sleep", "answer_decode"})
 # Parameters whose values the rules use; the others (data registers, coordinates) are not followed.
 _FOLLOWED = frozenset(
     {"addr", "count", "barrier", "phase", "tx_count", "dst_mem", "tmap", "mbar", "cta_mask", "mask", "src_mem", "p",
@@ -40,6 +41,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "tma_store": ("tmap", "src_mem"),
     "remote_write": ("addr", "mbar"),
     "shared_read": ("addr",),
+    "answer_read": ("addr",),
+    "try_cancel": ("addr", "mbar"),
     "named_barrier": ("name_bar_id",),
     "wgmma": ("a_desc", "b_desc"),
     "tcgen05_mma": ("d_tmem", "a_desc", "b_desc", "enable_input_d"),

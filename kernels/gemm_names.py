@@ -11,4 +11,8 @@ DELAY_POINTS = (
     "exchange_send",
     "exchange_sum",
     "exchange_release",
+    "scheduler_ask",
 )
+
+# Answers of cluster launch control that a CTA holds: one is read by the last role while the first waits for the other.
+ANSWER_SLOTS = 2

@@ -30,11 +30,11 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kernels.errors import ConfigError
-from kernels.gemm_names import DELAY_POINTS
 from kernels.gemm_sm90_emit import Loads, Variant, descriptor, encode, skip, tensor_map
 from kernels.gemm_sm90_epilogue import RegisterEpilogue, StagedEpilogue, Thread
 from kernels.gemm_sm90_exchange import Exchange
 from kernels.gemm_sm90_plan import Plan
+from kernels.pause import check_delays
 from kernels.problem import ELEMENT_BYTES, GemmProblem
 from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS
 from kernels.rules import violation
@@ -336,8 +336,5 @@ def _variant(config: Sm90GemmConfig, fault: str, delays_ns: Mapping[str, int]) -
     known |= PINGPONG_FAULTS if config.schedule == "pingpong" else {}
     if fault and fault not in known:
         raise ConfigError(f"unknown fault {fault!r}: for this config use one of {', '.join(known)}")
-    if unknown := set(delays_ns) - set(DELAY_POINTS):
-        raise ConfigError(f"unknown delay point {sorted(unknown)[0]!r}: use one of {', '.join(DELAY_POINTS)}")
-    if any(longest < 1 or longest & (longest - 1) for longest in delays_ns.values()):
-        raise ConfigError("delays must be powers of two")
+    check_delays(delays_ns)
     return Variant(fault=fault, delays_ns=delays_ns)

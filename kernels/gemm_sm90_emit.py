@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
+from kernels.pause import pause
 from kernels.problem import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -34,11 +35,8 @@ class Variant:
     delays_ns: Mapping[str, int] = field(default_factory=dict)
 
     def pause(self, point: str) -> None:
-        """Sleep for a time that differs from thread to thread and launch to launch: a hash of the SM's clock."""
-        if longest_ns := self.delays_ns.get(point):
-            ticks = T.call_extern("int64", "clock64")
-            drawn = T.bitwise_and(T.shift_right(ticks * T.int64(2654435761), T.int64(20)), T.int64(longest_ns - 1))
-            T.evaluate(T.cuda.nano_sleep(T.cast(drawn, "uint64")))
+        """Sleep here, if the build is one of those that do."""
+        pause(self.delays_ns, point)
 
 
 def i32(value: Any) -> Any:

@@ -12,13 +12,14 @@ import hashlib
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import CompileError
 from kernels.ladder import Sm90StepConfig, Sm100StepConfig, StepConfig
 from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
+from kernels.resources import launch_smem_bytes
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
@@ -92,6 +93,8 @@ def lower(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: An
         module = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline="tirx").mod
     source = str(module.imports[0].inspect_source("cuda"))
     launch = _launch_plan(source, str(module.inspect_source()))
+    if isinstance(config, Sm100GemmConfig):
+        launch = replace(launch, smem_bytes=max(launch.smem_bytes, launch_smem_bytes(config)))
     digest = hashlib.sha256(source.encode())
     digest.update(json.dumps(asdict(launch), sort_keys=True).encode())
     return LoweredKernel(

@@ -17,6 +17,9 @@ SM90_REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160)}
 # with nvcc 13.0 in the Hopper template: 2 consumers, 128x208 spilled 4672 bytes.
 SM90_OVERHEAD_REGISTERS = 26
 
+# One byte more than half of the 228 KiB of an SM, of which each CTA takes 1 KiB for the system, in steps of 128 B.
+ONE_CTA_SMEM_BYTES = 115840
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
@@ -57,3 +60,17 @@ def resources_of(config: GemmConfig) -> Resources:
         threads=config.threads,
         registers=chunk + chunk // 2 + 24,
     )
+
+
+def launch_smem_bytes(config: GemmConfig) -> int:
+    """Dynamic shared memory that a CTA is launched with: at least so much that no other CTA of ours shares its SM.
+
+    On Blackwell a CTA allocates all tensor memory, and waits for it inside the kernel where another one holds it. Two
+    clusters that each hold the SM that the other's second CTA waits for would never end: two launches on two streams
+    are enough. A cluster is placed as a whole, so it is enough that no CTA is placed where tensor memory is taken. With
+    cluster launch control a waiting CTA would also keep a tile that no other can take over.
+    """
+    need = resources_of(config).smem_bytes
+    if isinstance(config, Sm100GemmConfig) and (config.cluster_size > 1 or config.scheduler == "clc"):
+        return max(need, ONE_CTA_SMEM_BYTES)
+    return need

@@ -152,6 +152,9 @@ def _sm90_schedule(config: GemmConfig) -> str | None:
 
 def _sm100_shape(config: GemmConfig) -> str | None:
     assert isinstance(config, Sm100GemmConfig)
+    if config.swap_ab and config.blk_m != 128:
+        # 64 rows lie on 16 lanes of each warp, whose registers would have to be transposed
+        return f"blk_m = {config.blk_m}: swap_ab takes 128"
     allowed = (64, 128) if config.cta_group == 1 else (128,)
     if config.blk_m not in allowed:
         return f"blk_m = {config.blk_m}: cta_group {config.cta_group} takes {' or '.join(map(str, allowed))}"
@@ -159,6 +162,26 @@ def _sm100_shape(config: GemmConfig) -> str | None:
     if config.mma_n % step or config.mma_n > 256 or config.blk_n % 16:
         return f"cta_group * blk_n = {config.mma_n}: a multiple of {step} up to 256 is needed"
     return None
+
+
+def _sm100_cluster(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm100GemmConfig)
+    if config.split_k == 1 or config.cta_group == 1:
+        return None
+    return (
+        f"split_k = {config.split_k} with cta_group = {config.cta_group}: a cluster is either the parts of K or the "
+        "pair of one MMA; take cta_group = 1"
+    )
+
+
+def _sm100_scheduler(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm100GemmConfig)
+    if config.scheduler == "static" or config.split_k == 1:
+        return None
+    return (
+        f"scheduler = clc with split_k = {config.split_k}: split_k is for fewer tiles than SMs, which leaves none to "
+        "take over; take scheduler = static"
+    )
 
 
 def _sm100_tmem(config: GemmConfig) -> str | None:
@@ -203,6 +226,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         lambda c: _member(c, "acc_stages", (1, 2)),
         _pipe_depth,
         _sm100_shape,
+        lambda c: _member(c, "split_k", range(1, MAX_SPLIT_K + 1)),
+        _sm100_cluster,
+        _sm100_scheduler,
         _sm100_epilogue,
         _sm100_tmem,
         _smem,
@@ -236,14 +262,13 @@ def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
 
     Reads the blocks of K and whether N is a multiple of 8, nothing else of the problem.
     """
-    if not isinstance(config, Sm90GemmConfig):
-        return None
+    assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
     blocks = config.k_blocks(problem)
     if config.split_k > blocks:
         return (
             f"split_k = {config.split_k}: K = {problem.k} has {blocks} block(s) of {config.blk_k}, each part needs one"
         )
-    if problem.n % 8 and not config.swap_ab:
+    if problem.n % 8 and isinstance(config, Sm90GemmConfig) and not config.swap_ab:
         return (
             f"n = {problem.n} is not a multiple of 8, so rows of D are no whole 16 bytes, which a TMA store writes: "
             "swap_ab stores them from registers"

@@ -13,10 +13,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TYPE_CHECKING
 
-from kernels.config import GemmConfig, Sm90GemmConfig
 from kernels.gemm_names import DELAY_POINTS
 from kernels.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from kernels.config import GemmConfig
 
 # Tiles for each cluster: enough that every staging buffer, pipeline stage and barrier phase comes round several times.
 TILES_PER_CLUSTER = 6
@@ -81,7 +84,8 @@ def _delays_ns(seed: int) -> dict[str, int]:
 
 
 def _parts(config: GemmConfig) -> int:
-    return config.split_k if isinstance(config, Sm90GemmConfig) else 1
+    """CTAs that share the K of a tile."""
+    return config.cluster_size // config.cta_group
 
 
 def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: int) -> GemmProblem:

@@ -18,9 +18,11 @@ from kernels.cuda_source import Kernel, read_kernel
 from kernels.cuda_trace import Trace, Walk, traces
 from kernels.launch import TensorMapPlan
 from kernels.structure_barriers import Lifetime, Phases, Producer
+from kernels.structure_clc import Answers, check_requests, learn_answers
 from kernels.structure_counts import barrier_slots, check_arrivals, check_bytes, learn_regions, takes_turns
+from kernels.structure_exchange import Exchange, check_parts
 from kernels.structure_facts import Check, Facts
-from kernels.structure_sm90 import Exchange, Turns, Wgmma, check_multicast, check_parts
+from kernels.structure_sm90 import Turns, Wgmma, check_multicast
 from kernels.structure_sm100 import Tmem, check_issuers, check_tensor_memory
 from kernels.structure_staging import Staging
 
@@ -70,6 +72,11 @@ RULES: dict[str, str] = {
     "accumulator start": "the first MMA of a tile overwrites the accumulator, the others add to it",
     "cta group": "every tcgen05 instruction that names a cta_group names that of the config",
     "stage drain": "a producer waits for the last release of each stage before it leaves",
+    "request": "one thread of the leader CTA asks for the next tile, for every CTA of the cluster",
+    "one question": "the next tile is asked for only when the answer before it was read, and the last answer is read",
+    "answer place": "an answer is asked for only after a wait on roles2next",
+    "answer wait": "an answer is read only after a wait on next2roles",
+    "answer release": "roles2next is signalled in the leader CTA, after the answer was read and a proxy fence",
     "tensor memory": "one warp allocates, relinquishes and deallocates; barriers stand between that and any use",
 }
 # Rules of the reader, not of the kernel: a template may have learnt something that the reader has not.
@@ -135,8 +142,7 @@ def structural_findings(lowered: LoweredKernel, problem: GemmProblem, config: Ge
 def _walk(problem: GemmProblem, config: GemmConfig) -> Walk:
     """Enough tiles that every staging buffer meets every chunk position, and both accumulator slots both phases."""
     lap = 2 * config.pipe_depth
-    parts = config.split_k if isinstance(config, Sm90GemmConfig) else 1
-    k_blocks, uneven = divmod(config.k_blocks(problem), parts)
+    k_blocks, uneven = divmod(config.k_blocks(problem), config.cluster_size // config.cta_group)
     turns = config.num_consumers if takes_turns(config) else 1
     return Walk(
         tiles=max(4, config.epi_stages + 2), k_blocks=k_blocks, lap=lap, kept=lap, uneven=uneven > 0, turns=turns
@@ -150,8 +156,9 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
             if event.kind == UNKNOWN or event.kind not in _KNOWN:
                 findings.report("unknown instruction", event.line, f"{event.text} has no place in this kernel")
     learn_regions(facts, followed, findings.report)
-    checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging]
-    checks += [Tmem] if isinstance(config, Sm100GemmConfig) else [Wgmma, Exchange, Turns]
+    checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging, Exchange]
+    checks += [Tmem, Answers] if isinstance(config, Sm100GemmConfig) else [Wgmma, Turns]
+    learn_answers(facts, followed)
     for trace in followed:
         states = [check(facts, trace, findings.report) for check in checks]
         for event in trace.events:
@@ -163,18 +170,20 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
     check_bytes(facts, followed, findings.report)
     check_arrivals(facts, followed, findings.report)
     _check_together(followed, findings)
+    check_parts(followed, findings.report)
     if isinstance(config, Sm90GemmConfig):
         check_multicast(facts, followed, findings.report)
-        check_parts(followed, findings.report)
     if isinstance(config, Sm100GemmConfig):
         check_tensor_memory(config, followed, findings.report)
         check_issuers(config, followed, findings.report)
+        check_requests(config, followed, findings.report)
 
 
 _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
     "mbarrier_init", "init_fence", "mbarrier_wait", "expect_tx", "arrive", "tma_load", "tma_store", "bulk_commit",
     "bulk_wait", "bulk_wait_read", "convert", "register_read", "shared_read", "global_write", "warp_barrier",
     "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit", "fence_after_sync",
+    "try_cancel", "answer_read",
 }  # fmt: skip
 
 
@@ -205,10 +214,13 @@ def _check_together(followed: tuple[Trace, ...], findings: _Findings) -> None:
     for trace in followed:
         collective = trace.events and [e for e in trace.events if e.kind in _WARPGROUP_WIDE]
         works = any(e.kind in ("wgmma", "tcgen05_ld") for e in trace.events)
+        # a proxy fence also stands where single threads read an answer, in the other warpgroup
+        alone = () if works else ("proxy_fence",)
         lines = [
             e.line
             for e in trace.events
-            if e.kind in _WARPGROUP_WIDE or (works and e.kind in ("mbarrier_wait", "fence_after_sync"))
+            if (e.kind in _WARPGROUP_WIDE and e.kind not in alone)
+            or (works and e.kind in ("mbarrier_wait", "fence_after_sync"))
         ]
         _same(groups.setdefault((trace.rank, trace.warpgroup), lines), lines, "warpgroup", findings)
         wide = [e.line for e in trace.events if e.kind in _CTA_WIDE]

@@ -7,8 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.gemm_names import ANSWER_SLOTS
 from kernels.problem import ELEMENT_BYTES
-from kernels.structure_facts import PART_BYTES, Facts, Region, Report, Slot
+from kernels.structure_clc import answer_bytes
+from kernels.structure_facts import PART_BYTES, Facts, Region, Report, Slot, leader_of
 
 if TYPE_CHECKING:
     from kernels.cuda_trace import Event, Trace
@@ -22,20 +24,33 @@ def ring_counts(config: GemmConfig) -> tuple[tuple[str, int, int], ...]:
     """Every ring of mbarriers in the order in which it is initialised: name, slots, arrivals that end a phase."""
     if isinstance(config, Sm100GemmConfig):
         accumulators = config.num_consumers * config.acc_stages
-        return (
+        rings = (
             ("tma2mma", config.pipe_depth, 1),
             ("mma2tma", config.pipe_depth, config.num_consumers),
             ("mma2ld", accumulators, 1),
             ("ld2mma", accumulators, 128 * config.cta_group),
         )
+        return rings + _exchange_rings(config) + _answer_rings(config)
     assert isinstance(config, Sm90GemmConfig)
     consumers = 1 if takes_turns(config) else config.num_consumers
     stages = (("tma2mma", config.pipe_depth, 1), ("mma2tma", config.pipe_depth, consumers * config.cta_group))
     if takes_turns(config):
         return (*stages, ("turn", config.num_consumers, 1))
+    return stages + _exchange_rings(config)
+
+
+def _exchange_rings(config: Sm90GemmConfig | Sm100GemmConfig) -> tuple[tuple[str, int, int], ...]:
     if config.split_k == 1:
-        return stages
-    return (*stages, ("parts2sum", config.num_consumers, 1), ("sum2parts", config.num_consumers, config.split_k))
+        return ()
+    # On Blackwell only CTAs that own a chunk have something to say.
+    readers = min(config.split_k, config.chunks) if isinstance(config, Sm100GemmConfig) else config.split_k
+    return (("parts2sum", config.num_consumers, 1), ("sum2parts", config.num_consumers, readers))
+
+
+def _answer_rings(config: Sm100GemmConfig) -> tuple[tuple[str, int, int], ...]:
+    if config.scheduler == "static":
+        return ()
+    return (("next2roles", ANSWER_SLOTS, 1), ("roles2next", ANSWER_SLOTS, config.answer_readers))
 
 
 def barrier_slots(config: GemmConfig, followed: tuple[Trace, ...], report: Report) -> dict[int, tuple[str, int]]:
@@ -112,15 +127,7 @@ def learn_regions(facts: Facts, followed: tuple[Trace, ...], report: Report) -> 
 
 
 def check_bytes(facts: Facts, followed: tuple[Trace, ...], report: Report) -> None:
-    landed: Counter[Slot] = Counter()
-    for _trace, event, slot in loads(facts, followed):
-        for rank in landing(facts, event, slot):
-            landed[Slot(slot.ring, slot.number, rank)] += facts.box_bytes(event)
-    for trace in followed:
-        for event in trace.events:
-            part = facts.slot(event, trace.rank) if event.kind == "remote_write" else None
-            if part is not None:
-                landed[part] += len(trace.threads) * PART_BYTES
+    landed = _landed_bytes(facts, followed)
     announced: dict[Slot, list[Event]] = defaultdict(list)
     for trace in followed:
         for event in trace.events:
@@ -140,6 +147,22 @@ def check_bytes(facts: Facts, followed: tuple[Trace, ...], report: Report) -> No
                 report("transaction bytes", event.line, message)
 
 
+def _landed_bytes(facts: Facts, followed: tuple[Trace, ...]) -> Counter[Slot]:
+    """Bytes that copies, parts of K and answers of cluster launch control bring to each mbarrier."""
+    landed: Counter[Slot] = Counter()
+    for _trace, event, slot in loads(facts, followed):
+        for rank in landing(facts, event, slot):
+            landed[Slot(slot.ring, slot.number, rank)] += facts.box_bytes(event)
+    for trace in followed:
+        for event in trace.events:
+            place = facts.slot(event, trace.rank) if event.kind in ("remote_write", "try_cancel") else None
+            if place is not None and event.kind == "remote_write":
+                landed[place] += len(trace.threads) * PART_BYTES
+            elif place is not None:
+                landed.update(answer_bytes(event, place, facts.config.cluster_size))
+    return landed
+
+
 def check_arrivals(facts: Facts, followed: tuple[Trace, ...], report: Report) -> None:
     """Arrivals of all threads on a slot = uses of the slot x arrivals that the config implies."""
     config = facts.config
@@ -157,12 +180,12 @@ def check_arrivals(facts: Facts, followed: tuple[Trace, ...], report: Report) ->
                 lines[place] = event.line
     # An expect_tx uses a stage, a commit to mma2ld an accumulator. On Blackwell the leader's count for the pair. The
     # first CTA of a cluster owns a chunk of every tile, so its parts2sum counts the tiles for all.
-    use = {"mma2tma": "tma2mma", "ld2mma": "mma2ld", "sum2parts": "parts2sum"}
+    use = {"mma2tma": "tma2mma", "ld2mma": "mma2ld", "sum2parts": "parts2sum", "roles2next": "next2roles"}
     for ring, slots, count in ring_counts(config):
         for place in (Slot(ring, n, rank) for n in range(slots) for rank in range(config.cluster_size)):
-            leader = 0 if isinstance(config, Sm100GemmConfig) or ring == "sum2parts" else place.rank
+            leader = 0 if ring == "sum2parts" else leader_of(config, place.rank)
             uses = arrivals[Slot(use.get(ring, ring), place.number, leader)]
-            at_leader_only = leader != place.rank and ring in ("tma2mma", "ld2mma")
+            at_leader_only = leader != place.rank and ring in ("tma2mma", "ld2mma", "roles2next")
             expected = 0 if at_leader_only else uses * count
             if arrivals[place] != expected:
                 message = (

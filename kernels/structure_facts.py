@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernels.config import Sm100GemmConfig
 from kernels.cuda_trace import CLUSTER_WINDOW
 from kernels.problem import ELEMENT_BYTES
 
@@ -17,12 +18,18 @@ if TYPE_CHECKING:
 
 Report = Callable[[str, int, str], None]
 # A ring's waiting side that asks for "empty" starts one phase ahead, so that its first lap passes.
-STARTS_AHEAD = frozenset({"mma2tma", "ld2mma", "sum2parts"})
+STARTS_AHEAD = frozenset({"mma2tma", "ld2mma", "sum2parts", "roles2next"})
 PART_BYTES = 16  # of one st.async: four float32
+ANSWER_BYTES = 16  # of one clusterlaunchcontrol.try_cancel
 BARRIER_OPERAND = {
     "mbarrier_wait": "barrier", "arrive": "addr", "expect_tx": "addr", "tma_load": "mbar", "tcgen05_commit": "mbar",
-    "remote_write": "mbar",
+    "remote_write": "mbar", "try_cancel": "mbar",
 }  # fmt: skip
+
+
+def leader_of(config: GemmConfig, rank: int) -> int:
+    """The CTA whose threads issue the MMAs of CTA `rank`: on Blackwell the first of a pair, else itself."""
+    return 0 if isinstance(config, Sm100GemmConfig) and config.cta_group > 1 else rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Facts:
     maps: tensor maps by kernel parameter
     barriers: ring and slot number by shared-memory address
     regions: where stages lie, learned from the loads
+    answers: slot of each answer of cluster launch control by its address, learned from the requests
     """
 
     config: GemmConfig
@@ -63,6 +71,7 @@ class Facts:
     maps: dict[str, TensorMapPlan]
     barriers: dict[int, tuple[str, int]]
     regions: list[Region] = field(default_factory=list)
+    answers: dict[int, int] = field(default_factory=dict)
 
     def slot(self, event: Event, rank: int) -> Slot | None:
         """The mbarrier that an instruction of CTA `rank` uses, or None where it uses none that was initialised."""

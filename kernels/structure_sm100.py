@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from kernels.config import Sm100GemmConfig
-from kernels.structure_facts import Check, Facts, Report, Slot
+from kernels.structure_exchange import EXCHANGE_RINGS
+from kernels.structure_facts import Check, Facts, Report, Slot, leader_of
 
 if TYPE_CHECKING:
     from kernels.cuda_trace import Event, Trace
@@ -28,7 +29,7 @@ class Tmem(Check):
         self.registers: set[str] = set()
 
     def see(self, event: Event, slot: Slot | None) -> None:
-        if event.kind == "mbarrier_wait" and slot:
+        if event.kind == "mbarrier_wait" and slot and slot.ring not in EXCHANGE_RINGS:
             self.after = False
             self.uncommitted(event.line, slot.ring == "ld2mma")
             {"tma2mma": self.stages, "ld2mma": self.writable, "mma2ld": self.finished}.get(slot.ring, set()).add(
@@ -64,7 +65,8 @@ class Tmem(Check):
 
     def multiply(self, event: Event) -> None:
         self.need_after(event)
-        for name, operand in (("a_desc", "A"), ("b_desc", "B")):
+        assert isinstance(self.config, Sm100GemmConfig)
+        for name, operand in zip(("a_desc", "b_desc"), "BA" if self.config.swap_ab else "AB", strict=True):
             address = (int(event.values[name]) & 0x3FFF) << 4
             region = self.facts.region(self.trace.rank, operand, address)
             if region is None:
@@ -128,7 +130,7 @@ class Tmem(Check):
                 event.line,
                 f"{event.text} needs tcgen05.fence::before_thread_sync after the last tcgen05.ld",
             )
-        if slot.rank != 0:
+        if slot.rank != leader_of(self.config, self.trace.rank):
             self.report(
                 "accumulator release",
                 event.line,
@@ -141,7 +143,7 @@ class Tmem(Check):
 
 
 def check_tensor_memory(config: Sm100GemmConfig, followed: tuple[Trace, ...], report: Report) -> None:
-    for rank in range(config.cta_group):
+    for rank in range(config.cluster_size):
         mine = [trace for trace in followed if trace.rank == rank]
         _check_owner(mine, report)
         columns: set[Any] = set()
@@ -177,10 +179,10 @@ def check_issuers(config: Sm100GemmConfig, followed: tuple[Trace, ...], report: 
     """Each thread that executes tcgen05.mma or tcgen05.commit issues one of its own; the leader's acts for the pair."""
     for trace in followed:
         issued = next((event for event in trace.events if event.kind in ("tcgen05_mma", "tcgen05_commit")), None)
-        if issued is not None and (len(trace.threads) != 1 or trace.rank != 0):
-            message = (
-                f"{issued.text} is issued by {len(trace.threads)} threads of CTA {trace.rank}, must be one of CTA 0"
-            )
+        leader = leader_of(config, trace.rank)
+        if issued is not None and (len(trace.threads) != 1 or trace.rank != leader):
+            threads, rank = len(trace.threads), trace.rank
+            message = f"{issued.text} is issued by {threads} threads of CTA {rank}, must be one of CTA {leader}"
             report("mma issuer", issued.line, message)
         for event in trace.events:
             group = re.search(r"\bcta_group::(\d)", event.text)
@@ -190,7 +192,7 @@ def check_issuers(config: Sm100GemmConfig, followed: tuple[Trace, ...], report: 
 
 def _check_tensor_memory_order(config: Sm100GemmConfig, trace: Trace, report: Report) -> None:
     """One barrier after the allocation, one before deallocation, every use of tensor memory in between."""
-    barrier = "cluster_wait" if config.cta_group > 1 else "cta_barrier"
+    barrier = "cluster_wait" if config.cluster_size > 1 else "cta_barrier"
     passed = 0
     for event in trace.events:
         passed += event.kind == barrier

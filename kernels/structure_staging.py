@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernels.config import Sm100GemmConfig
+from kernels.problem import ELEMENT_BYTES
+from kernels.resources import HEADER_BYTES
 from kernels.structure_facts import Check, Facts, Report, Slot
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ class Staging(Check):
         elif event.kind == "tma_store":
             self.store(event)
         elif event.kind == "bulk_commit":
+            spans = [self.written_by_storer(low, high) for low, high in self.group]
+            self.writes = [w for w in self.writes if not any(a <= w.low < b for a, b in spans)]
             self.reading.append(self.group)
             self.group = []
             self.incomplete += 1
@@ -60,6 +65,19 @@ class Staging(Check):
                 self.read_unannounced += self.reading.pop(0)
             if event.kind == "bulk_wait":
                 self.incomplete = min(self.incomplete, event.n)
+
+    def written_by_storer(self, low: int, high: int) -> tuple[int, int]:
+        """Bytes in which the thread that stores this box has to have staged something itself.
+
+        Its own lane of a transposed tile (swap_ab) may lie in another box of the same buffer.
+        """
+        config = self.config
+        if not isinstance(config, Sm100GemmConfig) or not config.swap_ab:
+            return low, high
+        size = ELEMENT_BYTES * config.blk_m * config.epi_n
+        start = HEADER_BYTES + config.pipe_depth * config.stage_bytes
+        first = start + (low - start) // size * size
+        return first, first + size
 
     def write(self, event: Event) -> None:
         low = int(event.values["p"] if "p" in event.values else event.values["addr"])
@@ -79,8 +97,10 @@ class Staging(Check):
     def store(self, event: Event) -> None:
         low = int(event.values["src_mem"])
         high = low + self.facts.box_bytes(event)
-        sources = [w for w in self.writes if low <= w.low < high]
-        self.writes = [w for w in self.writes if not low <= w.low < high]
+        first, last = self.written_by_storer(low, high)
+        sources = [w for w in self.writes if first <= w.low < last]
+        if (first, last) == (low, high):
+            self.writes = [w for w in self.writes if not low <= w.low < high]
         if self.facts.maps[event.values["tmap"]].operand != "D":
             self.report("staging barrier", event.line, f"{event.text} writes an operand that is not D")
         if not sources:

@@ -8,6 +8,8 @@ from tvm.backend.cuda.lang import ClusterPersistentScheduler2D
 from tvm.script import tirx as T
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernels.config import GemmConfig
     from kernels.problem import GemmProblem
 
@@ -36,10 +38,17 @@ class TileWalk:
     Call only while a kernel is traced.
     """
 
-    def __init__(self, problem: GemmProblem, config: GemmConfig, clusters: int) -> None:
+    def __init__(
+        self,
+        problem: GemmProblem,
+        config: GemmConfig,
+        clusters: int,
+        kind: Callable[..., SerpentineScheduler] = SerpentineScheduler,
+    ) -> None:
+        """kind: makes the scheduler, where its tiles come from elsewhere than from counting on"""
         tiles_m, tiles_n = config.cluster_tiles(problem)
         grouped, walked = (tiles_n, tiles_m) if config.along_n else (tiles_m, tiles_n)
-        scheduler = SerpentineScheduler(
+        scheduler = kind(
             "tiles",
             num_m_tiles=grouped,
             num_n_tiles=walked,
@@ -48,6 +57,7 @@ class TileWalk:
             l2_group_size=min(config.l2_group_size, grouped),
             serpentine=config.serpentine,
         )
+        self.scheduler = scheduler
         self.init = scheduler.init
         self.valid = scheduler.valid
         self.next_tile = scheduler.next_tile

@@ -174,8 +174,8 @@ def _bytes_in_flight(config: GemmConfig, depth: int, walk: Walk) -> str | None:
 def _idle_rows(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     """Whole blocks of MMA rows that no row of D ever reaches. 72 rows in a tile of 192: 0.46 of the library."""
     rows = config.cluster_tile[0]
-    if isinstance(config, Sm90GemmConfig) and config.swap_ab:
-        used = _narrowest(problem.m)
+    if _swapped(config):
+        used = _narrowest(config.arch.name, problem.m)
     else:
         block = 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
         used = ceil(problem.m / block) * block
@@ -184,16 +184,20 @@ def _idle_rows(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile,
     return f"M = {problem.m} fills {used} of the {rows} rows of a cluster tile: {rows - used} are computed for nothing"
 
 
+def _swapped(config: GemmConfig) -> bool:
+    return isinstance(config, Sm90GemmConfig | Sm100GemmConfig) and config.swap_ab
+
+
 @cache
-def _narrowest(extent: int) -> int:
+def _narrowest(arch: str, extent: int) -> int:
     """Smallest blk_n of the space that holds this extent of an operand on the narrow side, or the extent itself."""
-    return min((int(width) for width in choices("sm_90a")["blk_n"] if int(width) >= extent), default=extent)
+    return min((int(width) for width in choices(arch)["blk_n"] if int(width) >= extent), default=extent)
 
 
 def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     """Half or more of the only column of tiles lies outside of D, or a whole block of MMA rows: as bad as idle rows."""
-    cols, swapped = config.cluster_tile[1], isinstance(config, Sm90GemmConfig) and config.swap_ab
-    step = 64 if swapped else 16
+    cols, swapped = config.cluster_tile[1], _swapped(config)
+    step = 16 if not swapped else 64 if isinstance(config, Sm90GemmConfig) else config.blk_m
     used = max(step * (cols // config.cta_cols), ceil(problem.n / step) * step)
     if cols <= used if swapped else cols < 2 * used:
         return None
@@ -203,8 +207,7 @@ def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfi
 def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     ctas = walk.tiles * config.cluster_size
     narrower = config.blk_n // IDLE_SM_FACTOR // 16 * 16
-    swapped = isinstance(config, Sm90GemmConfig) and config.swap_ab
-    if swapped or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count:
+    if _swapped(config) or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count:
         return None
     return (
         f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {narrower} would let about {IDLE_SM_FACTOR} times as many "
@@ -213,14 +216,15 @@ def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, 
 
 
 def _form(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
-    """Forms of the Hopper template where what they are for cannot happen."""
-    if not isinstance(config, Sm90GemmConfig):
-        return None
+    """Forms of the templates where what they are for cannot happen."""
+    assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
     if config.swap_ab and problem.m > MOST_ROWS_TO_SWAP and problem.n % 8 == 0:
-        return f"swap_ab: M = {problem.m} fills the 64-row side of wgmma well enough, N can keep the narrow one"
+        return f"swap_ab: M = {problem.m} fills the wide side of the MMA well enough, N can keep the narrow one"
     unsplit = ceil(walk.tiles / profile.sm_count)
     if config.split_k > 1 and unsplit > MOST_WAVES_TO_SPLIT:
         return f"split_k = {config.split_k}: {walk.tiles} tiles give every SM {unsplit} tiles already"
+    if isinstance(config, Sm100GemmConfig) and config.scheduler == "clc" and walk.tiles <= walk.clusters:
+        return f"scheduler = clc: {walk.tiles} tiles for {walk.clusters} clusters leave none to take over"
     return None
 
 

@@ -269,7 +269,8 @@ def _epilogue_clocks(config: GemmConfig) -> float:
 
 def _exchange_us(config: GemmConfig, clocks_per_us: float) -> float:
     """Time for the parts of K of one tile to meet."""
-    if not isinstance(config, Sm90GemmConfig) or config.split_k == 1:
+    assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
+    if config.split_k == 1:
         return 0.0
     return EXCHANGE_US + config.exchange_bytes / EXCHANGE_BYTES_PER_CLOCK / clocks_per_us
 

@@ -18,7 +18,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
-from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedules
+from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedulers, Schedules
 from kernels.resources import resources_of
 from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
 
@@ -62,6 +62,9 @@ _CHOICES: dict[str, Choices] = {
         "blk_m": (64, 128),
         "epi_n": (16, 32, 64, 128),
         "acc_stages": (1, 2),
+        "swap_ab": (False, True),
+        "split_k": (1, 2, 3, 4, 5, 6, 7, 8),
+        "scheduler": Schedulers,
     },
 }
 
@@ -97,7 +100,29 @@ _FORMS: dict[str, tuple[Choices, ...]] = {
             "epi_stages": (1,),
         },
     ),
-    "sm_100a": ({},),
+    "sm_100a": (
+        {"swap_ab": (False,), "split_k": (1,)},
+        # few tiles: one for each cluster, so nothing runs beside an epilogue
+        {
+            "swap_ab": (False,),
+            "split_k": (2, 3, 4, 5, 6, 7, 8),
+            "scheduler": ("static",),
+            "cta_group": (1,),
+            "num_consumers": (1,),
+            "blk_k": (64, 128),
+            "epi_stages": (1, 2),
+            "acc_stages": (1,),
+        },
+        {
+            "swap_ab": (True,),
+            "scheduler": ("static",),
+            "cta_group": (1,),
+            "num_consumers": (1, 2),
+            "blk_k": (64, 128),
+            "epi_stages": (1, 2),
+            "acc_stages": (1,),
+        },
+    ),
 }
 
 ORDER_KNOBS = ("l2_group_size", "raster")  # order of the tiles only: every value is legal with every config

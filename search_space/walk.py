@@ -59,9 +59,7 @@ def walk_of(problem: GemmProblem, config: GemmConfig, sm_count: int) -> Walk:
 
 def epilogue_chunks(config: GemmConfig) -> int:
     """Chunks of a tile that one consumer of one CTA writes, at most."""
-    if isinstance(config, Sm100GemmConfig):
-        return config.mma_n // config.epi_n
-    assert isinstance(config, Sm90GemmConfig)
+    assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
     return ceil(config.chunks / config.split_k)
 
 

@@ -45,6 +45,7 @@ class LocalEngines:
         options = LocalOptions(
             compile=CompilePoolOptions(processes=settings.compile_processes, limit_s=settings.compile_limit_s),
             spares=settings.gpu_spares,
+            verdicts=settings.verdicts_dir,
         )
         self._machine = LocalMachine(options, ArtifactStore(settings.artifacts_dir))
 

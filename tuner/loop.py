@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kernels.config import Sm100GemmConfig
 from search_space.request import Mode, TuneRequest
 from search_space.starting import starting_configs
 from tuner.choosing import Choice, choose_measured, choose_modeled, finalists, next_batch, why_none_worked
@@ -246,6 +247,9 @@ class _Run:
                 final.note = "; ".join(filter(None, (final.note, f"not checked: {error}")))
                 return none, choice
             if reply is None or reply.failure is None:
+                if reply is not None and reply.gap is not None:
+                    text = f"not published: the {reply.gap.name} check did not pass: {reply.gap.detail}"
+                    final.note = "; ".join(filter(None, (final.note, text)))
                 return reply or none, choice
             place = f"{self._request.problem} with {winner.config.key}"
             self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail} ({place})")
@@ -280,7 +284,11 @@ class _Run:
     def _evidence(choice: Choice | None, certificate: CertifyReply) -> tuple[Evidence, ...]:
         if choice is None:
             return ()
-        return (*choice.winner.evidence, *((Evidence.CHECKED,) if certificate.certified else ()))
+        simulated = (Evidence.SIMULATED,) if certificate.simulated else ()
+        # Whatever engine answered: nothing of sm_100a is published on the word of the other checks alone.
+        complete = certificate.simulated or not isinstance(choice.winner.config, Sm100GemmConfig)
+        checked = (Evidence.CHECKED,) if certificate.certified and complete else ()
+        return (*simulated, *choice.winner.evidence, *checked)
 
     # ------------------------------------------------------------------ final
 

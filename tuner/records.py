@@ -70,7 +70,7 @@ class Verdict(StrEnum):
 class Check:
     """One check of a winner.
 
-    name: structure, stress, soak or memcheck
+    name: structure, checkers (sm_100a), stress, soak or memcheck
     verdict: what it said
     detail: what was run, what was found, or why it did not run
     tool: name and version of the tool, where it is not ours

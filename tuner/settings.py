@@ -87,6 +87,11 @@ class Settings:
         _, found, path = self.database_url.partition("sqlite:///")
         return Path(path) if found else None
 
+    @property
+    def verdicts_dir(self) -> Path:
+        """Verdicts of the sm_100a checkers, kept by source and tools."""
+        return self.artifacts_dir.parent / "verdicts"
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Raises SettingsError naming the variable that is wrong."""

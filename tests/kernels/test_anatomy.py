@@ -53,6 +53,8 @@ def test_regions_cover_the_shared_memory_without_gap_or_overlap(device: str) -> 
     [
         Sm100GemmConfig(num_consumers=2, blk_n=64, epi_n=32, epi_stages=2, acc_stages=2, pipe_depth=3),
         Sm100GemmConfig(cta_group=1, num_consumers=1, blk_m=64, blk_n=48, blk_k=32, epi_n=16, pipe_depth=3),
+        Sm100GemmConfig(cta_group=1, num_consumers=1, swap_ab=True, split_k=2, blk_n=32, epi_n=16, pipe_depth=3),
+        Sm100GemmConfig(scheduler="clc", num_consumers=1, blk_n=64, epi_n=32, pipe_depth=3),
         Sm90GemmConfig(cta_group=2, num_consumers=2, blk_n=64, epi_n=32, pipe_depth=3),
         Sm90GemmConfig(swap_ab=True, num_consumers=1, blk_n=16, epi_n=8, epi_stages=1, blk_k=128, pipe_depth=3),
     ],

@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 
 def test_reduced_instances_take_every_hand_over_of_a_legal_config() -> None:
-    """More tiles than accumulator slots, more stages than the ring; one cluster with ragged sides, two with whole."""
+    """More tiles than accumulator slots, more stages than the rings; one cluster with ragged sides, then several."""
     rng = random.Random(7)
     for _ in range(300):
         config = random_legal(GemmProblem(m=4096, n=4096, k=4096), profile_named("b200"), rng)
         assert isinstance(config, Sm100GemmConfig)
         rows, cols = config.cluster_tile
-        for clusters, instance in enumerate(reduced_instances(config, Dtype.FP16), start=1):
+        for number, instance in enumerate(reduced_instances(config, Dtype.FP16)):
             problem = instance.problem
             tiles_m, tiles_n = config.cluster_tiles(problem)
+            clusters = config.clusters(problem, instance.sm_count)
             assert violation(problem, config, instance.sm_count) is None
             assert problem.dtype is Dtype.FP16
-            assert config.clusters(problem, instance.sm_count) == clusters
+            assert clusters == 1 if number == 0 else clusters > 1
             assert tiles_m * tiles_n > config.acc_stages * clusters
-            assert config.k_blocks(problem) == config.pipe_depth + 1
+            assert config.k_blocks(problem) == config.split_k * config.pipe_depth + 1
             ragged = [problem.m % rows, problem.n % cols, problem.k % config.blk_k]
-            assert all(ragged) if clusters == 1 else not any(ragged)
+            assert not any(ragged) if number else all(ragged)
 
 
 def _report(**answers: str) -> CheckReport:
@@ -104,6 +105,60 @@ def test_a_machine_without_rust_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp
     assert "no cargo found" in (checkers.available() or "")
 
 
+LAUNCH_CONTROL = Sm100GemmConfig(scheduler="clc", num_consumers=1, blk_n=64, pipe_depth=2)
+
+
+def _payload(**changes: Any) -> dict[str, Any]:
+    """What a checker says of a partial launch that is clean but for being partial."""
+    return {
+        "verdict": "incomplete",
+        "execution_model": "direct_fixed_sync_state",
+        "incomplete": [{"kind": "analysis_incomplete", "reason": "subset_execution"}],
+        "findings": [],
+        "coverage": {"eligible_for_clean": True},
+        "execution_error": None,
+    } | changes
+
+
+def test_a_partial_launch_of_stolen_tiles_is_clean_when_nothing_else_is_open() -> None:
+    """The clusters that do not run are those whose tiles are taken over."""
+    assert checkers._partial_answer(_payload()) == ("clean", ())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incomplete": [{"reason": "subset_execution"}, {"reason": "unregistered raw call"}]},
+        {"incomplete": [{"reason": "unregistered raw call"}]},
+        {"incomplete": []},
+        {"coverage": {"eligible_for_clean": False}},
+        {"execution_error": {"message": "stopped"}},
+        {"verdict": "review"},
+        {"verdict": "error", "findings": [{"kind": "data_race"}]},
+        {"findings": [{"kind": "data_race"}]},
+        {"advisories": [{"kind": "late"}]},
+    ],
+)
+def test_anything_else_that_is_open_in_a_partial_launch_is_no_pass(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool's own verdict counts then."""
+    monkeypatch.setattr(checkers, "_own_verdict", lambda payload: (payload["verdict"], ()))
+    answer, _ = checkers._partial_answer(_payload(**changes))
+    assert answer == changes.get("verdict", "incomplete")
+
+
+def test_clusters_with_launch_control_are_checked_with_fewer_resident_than_launched() -> None:
+    """One, then two or more, each of which takes over several tiles; static clusters all run."""
+    ragged, several = reduced_instances(LAUNCH_CONTROL)
+    assert checkers._resident(LAUNCH_CONTROL, ragged) == (0,)
+    assert len(checkers._resident(LAUNCH_CONTROL, several) or ()) == 2
+    for instance in (ragged, several):
+        tiles_m, tiles_n = LAUNCH_CONTROL.cluster_tiles(instance.problem)
+        assert tiles_m * tiles_n >= 2 * len(checkers._resident(LAUNCH_CONTROL, instance) or ())
+    assert checkers._resident(ONE_CTA, _ragged(ONE_CTA)) is None
+
+
 @pytest.mark.skipif(checkers.available() is not None, reason="no Rust toolchain or no tirx-harness")
 def test_the_engine_sees_one_path_from_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache is keyed on PATH: an activated virtual environment must not cost a rebuild of minutes."""
@@ -151,6 +206,8 @@ class TestWithTheEngine:
         ("config", "dtype"),
         [
             (ONE_CTA, Dtype.FP16),
+            (LAUNCH_CONTROL, Dtype.BF16),
+            (Sm100GemmConfig(cta_group=1, swap_ab=True, split_k=3, **SMALL), Dtype.FP16),
             (Sm100GemmConfig(pipe_depth=2, raster="n-serpentine", l2_group_size=1), Dtype.BF16),
             (
                 Sm100GemmConfig(
@@ -160,7 +217,7 @@ class TestWithTheEngine:
                 Dtype.FP16,
             ),
         ],
-        ids=["one_cta", "two_consumers", "two_accumulators"],
+        ids=["one_cta", "launch_control", "swapped_parts_of_k", "two_consumers", "two_accumulators"],
     )  # fmt: skip
     def test_the_template_is_clean_and_exact(self, config: Sm100GemmConfig, dtype: Dtype) -> None:
         """No finding, and every bit right."""

@@ -15,7 +15,7 @@ from kernels.errors import ConfigError
 from kernels.gemm_sm100 import FAULTS, build_gemm_sm100
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import Dtype, GemmProblem
-from kernels.resources import resources_of
+from kernels.resources import ONE_CTA_SMEM_BYTES, launch_smem_bytes, resources_of
 from search_space.starting import preset
 from tests.soak.compile_random import is_clean, run
 
@@ -38,7 +38,11 @@ OTHER_VALUES: dict[str, Any] = {
     "epi_n": 64,
     "epi_stages": 2,
     "acc_stages": 2,
+    "swap_ab": True,
+    "split_k": 2,
+    "scheduler": "clc",
 }
+ONE_CTA_KNOBS = ("blk_m", "split_k")  # 64 rows, and parts of K, exist with one CTA only
 
 
 @cache
@@ -63,7 +67,7 @@ def test_every_knob_of_the_config_is_tried() -> None:
 @pytest.mark.parametrize("knob", OTHER_VALUES)
 def test_every_knob_changes_the_generated_source(knob: str) -> None:
     """A knob that the template does not read would multiply the space for nothing."""
-    base = replace(BASE, cta_group=1) if knob == "blk_m" else BASE  # 64 rows exist with one CTA only
+    base = replace(BASE, cta_group=1) if knob in ONE_CTA_KNOBS else BASE
     assert _lowered(replace(base, **{knob: OTHER_VALUES[knob]})).source_hash != _lowered(base).source_hash
 
 
@@ -92,6 +96,26 @@ def test_launch_follows_the_config() -> None:
     assert _lowered(config, GemmProblem(m=600, n=256, k=64)).launch.grid == 4
 
 
+def test_cluster_launch_control_has_a_cluster_for_each_tile() -> None:
+    """The hardware launches what finds room; the others' tiles are taken over. The source knows no SM count."""
+    config = Sm100GemmConfig(scheduler="clc")
+    assert _lowered(config).launch.grid == 2 * 16 * 32
+    assert "clusterlaunchcontrol.try_cancel" in _lowered(config).source
+    assert "clusterlaunchcontrol" not in _lowered(Sm100GemmConfig()).source
+    assert lower(SQUARE, config, 100).source_hash == _lowered(config).source_hash
+
+
+def test_ctas_that_wait_for_another_ctas_tensor_memory_have_their_sm_alone() -> None:
+    """More than half of its shared memory, for pairs, parts of K and launch control; a lone CTA may share."""
+    small = Sm100GemmConfig(num_consumers=1, blk_n=32, blk_k=32, epi_n=16, pipe_depth=2)
+    lone = replace(small, cta_group=1)
+    for config in (small, replace(lone, split_k=2), replace(lone, scheduler="clc")):
+        assert resources_of(config).smem_bytes < ONE_CTA_SMEM_BYTES
+        assert _lowered(config).launch.smem_bytes == launch_smem_bytes(config) == ONE_CTA_SMEM_BYTES
+    assert 2 * (ONE_CTA_SMEM_BYTES + 1024) > 228 * 1024 >= 2 * (ONE_CTA_SMEM_BYTES - 128 + 1024)
+    assert _lowered(lone).launch.smem_bytes == resources_of(lone).smem_bytes
+
+
 def test_an_odd_sm_count_leaves_one_sm_idle_with_a_cta_pair() -> None:
     """147 SMs hold 73 pairs."""
     assert lower(SQUARE, Sm100GemmConfig(), 147).launch.grid == 146
@@ -115,6 +139,12 @@ def test_ragged_and_tiny_problems_have_a_kernel(shape: str) -> None:
         ({"blk_n": 144}, SQUARE, 148, r"= 288: a multiple of 32 up to 256"),
         ({"blk_n": 80, "epi_n": 64, "num_consumers": 1}, SQUARE, 148, r"epi_n = 64 must divide .* 160"),
         ({"blk_k": 40}, SQUARE, 148, r"blk_k = 40: sm_100a takes 16, 32"),
+        (
+            {"cta_group": 1, "split_k": 2, "scheduler": "clc", "epi_n": 32},
+            SQUARE,
+            148,
+            r"clc with split_k = 2.*= static",
+        ),
         ({}, GemmProblem(m=64, n=64, k=12), 148, r"k = 12 is not a multiple of 8.*pad k to 16"),
         ({}, GemmProblem(m=64, n=36, k=64), 148, r"n = 36 is not a multiple of 8.*pad n to 40"),
         ({}, SQUARE, 1, r"cluster of 2 CTAs needs 2 SMs, the device has 1"),

@@ -60,6 +60,17 @@ PINGPONG = sm90(
 )
 BLACKWELL = sm100(cta_group=2, num_consumers=1, blk_n=48, epi_n=32, epi_stages=2, blk_k=16, pipe_depth=2)
 BLACKWELL_TWO = sm100(cta_group=2, num_consumers=2, acc_stages=2, blk_n=32, epi_n=32, blk_k=16, pipe_depth=2)
+BLACKWELL_SPLIT = sm100(
+    GemmProblem(m=256, n=192, k=448),
+    split_k=3,
+    cta_group=1,
+    num_consumers=1,
+    blk_n=64,
+    epi_n=16,
+    blk_k=64,
+    pipe_depth=2,
+)
+BLACKWELL_CLC = sm100(scheduler="clc", cta_group=2, num_consumers=1, blk_n=48, epi_n=32, blk_k=16, pipe_depth=2)
 
 CLEAN = (
     HOPPER,
@@ -96,6 +107,20 @@ CLEAN = (
         pipe_depth=3,
     ),
     sm100(GemmProblem(m=1, n=2048, k=8192), cta_group=1, num_consumers=1, blk_n=128, raster="n-serpentine"),
+    BLACKWELL_SPLIT,
+    BLACKWELL_CLC,
+    sm100(RAGGED, scheduler="clc", cta_group=1, num_consumers=2, blk_n=64, acc_stages=2, raster="n-serpentine"),
+    sm100(RAGGED, cta_group=2, num_consumers=2, swap_ab=True, blk_n=48, epi_n=32, epi_stages=2, acc_stages=2),
+    sm100(
+        GemmProblem(m=20, n=1032, k=1000),
+        cta_group=1,
+        num_consumers=2,
+        swap_ab=True,
+        split_k=4,
+        blk_n=32,
+        epi_n=16,
+        pipe_depth=3,
+    ),
 )
 
 # The rule that names each fault of the templates. None: the source keeps the protocol, other gates have to see it.
@@ -116,6 +141,14 @@ HOPPER_FAULTS: dict[str, str | None] = {
     "half_multicast": "multicast mask",
     "wrong_row": None,  # a coordinate: the comparison sees it
     "illegal_address": "staging barrier",  # the store finds a buffer that nothing was written to
+}
+CLC_FAULTS: dict[str, str | None] = {
+    "no_answer_wait": "answer wait",
+    "no_answer_slot_wait": "answer place",
+    "no_answer_release": "arrival count",
+    "answer_count": "barrier init",
+    "answer_bytes": "transaction bytes",
+    "answer_to_leader_only": "request",
 }
 SPLIT_FAULTS: dict[str, str | None] = {
     "no_parts_wait": "sum wait",
@@ -174,6 +207,8 @@ FAULTY = tuple(
         (PINGPONG, PINGPONG_FAULTS),
         (BLACKWELL, BLACKWELL_FAULTS),
         (BLACKWELL_TWO, BLACKWELL_TWO_FAULTS),
+        (BLACKWELL_SPLIT, SPLIT_FAULTS),
+        (BLACKWELL_CLC, CLC_FAULTS),
     )
     for fault, rule in faults.items()
 )
@@ -237,6 +272,8 @@ def test_tables_cover_every_fault_of_both_templates() -> None:
     assert set(SPLIT_FAULTS) == set(gemm_sm90.SPLIT_FAULTS)
     assert set(PINGPONG_FAULTS) == set(gemm_sm90.PINGPONG_FAULTS)
     assert set(BLACKWELL_FAULTS | BLACKWELL_TWO_FAULTS) == set(gemm_sm100.FAULTS)
+    assert set(SPLIT_FAULTS) == set(gemm_sm100.SPLIT_FAULTS)
+    assert set(CLC_FAULTS) == set(gemm_sm100.CLC_FAULTS)
 
 
 # ---------------------------------------------------------------------------------------------- edits of clean sources
@@ -352,6 +389,10 @@ EDITS: tuple[tuple[str, Case, Edit], ...] = (
     ("cta group", BLACKWELL, substitute(r"tcgen05\.mma\.cta_group::2", "tcgen05.mma.cta_group::1")),
     ("exit barrier", BLACKWELL, without("cluster_sync", slice(1, 2))),
     ("stage drain", BLACKWELL, last_wait_of_ring),
+    ("one question", BLACKWELL_CLC, twice("try_cancel")),
+    ("request", BLACKWELL_CLC, without("try_cancel")),
+    ("answer release", BLACKWELL_CLC, without("proxy_fence", slice(1, 2))),
+    ("answer release", BLACKWELL_CLC, without("answer_read", slice(0, 1))),
 )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_a_clean_verdict_is_kept_and_found_again(tools: Tools, tmp_path: Path) -
     first = verdicts(CONFIG, store)
     assert [report.passed for report in first] == [True, True]
     assert verdicts(CONFIG, store) == first
-    assert tools.asked == ["ragged", "two clusters"]
+    assert tools.asked == ["ragged", "several clusters"]
     verdicts(CONFIG, store, force=True)
     assert len(tools.asked) == 4
 
@@ -94,7 +94,7 @@ def test_a_verdict_that_is_no_pass_is_never_reused(tools: Tools, tmp_path: Path,
     assert [report.passed for report in verdicts(CONFIG, store)] == [False]
     tools.race = "clean"
     assert [report.passed for report in verdicts(CONFIG, store)] == [True, True]
-    assert tools.asked == ["ragged", "ragged", "two clusters"]
+    assert tools.asked == ["ragged", "ragged", "several clusters"]
 
 
 def test_a_damaged_file_is_no_verdict(tools: Tools, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_no_verdict(tools: Tools, tmp_path: Path) -> None:
     path.write_text(path.read_text()[:100])
     assert store.find(report.source_hash, TOOLS) is None
     assert store.find("f" * 64, TOOLS) is None
-    assert tools.asked == ["ragged", "two clusters"]
+    assert tools.asked == ["ragged", "several clusters"]
 
 
 def test_without_the_engine_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

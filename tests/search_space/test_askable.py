@@ -37,7 +37,13 @@ REDUCED: dict[str, Choices] = {
         "swap_ab": (False, True),
         "split_k": (1, 4),
     },
-    "sm_100a": {**COMMON, "acc_stages": (1, 2)},
+    "sm_100a": {
+        **COMMON,
+        "acc_stages": (1, 2),
+        "swap_ab": (False, True),
+        "split_k": (1, 4),
+        "scheduler": ("static", "clc"),
+    },
 }
 
 

@@ -66,6 +66,9 @@ REDUCED: dict[str, Choices] = {
         "epi_n": (16, 32, 128),
         "epi_stages": (1, 4),
         "acc_stages": (1, 2),
+        "swap_ab": (False, True),
+        "split_k": (1, 3),
+        "scheduler": ("static", "clc"),
     },
 }
 

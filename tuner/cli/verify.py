@@ -41,7 +41,7 @@ def verify(args: argparse.Namespace, settings: Settings) -> int:
     output.text(f"{config.arch.name} config for {problem} on {profile.name} ({profile.sm_count} SMs)")
     gates = _gates(problem, config, profile.sm_count)
     if isinstance(config, Sm100GemmConfig):
-        gates += _checked(config, problem, settings.home / "verdicts", output, force=args.force, before=gates)
+        gates += _checked(config, problem, settings.tuner.verdicts_dir, output, force=args.force, before=gates)
     verdict = _verdict(gates)
     document = {
         "arch": config.arch.name,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tuner.records import Check, Environment, Evidence, Measurement, Outcome, Ratio
 
 
+CHECKERS = "checkers"  # name of the check by synccheck, racecheck and numsim
+
+
 class EngineError(RuntimeError):
     """The engine cannot work; the message says why and what to do."""
 
@@ -220,6 +223,16 @@ class CertifyReply:
     def failure(self) -> Check | None:
         """The first check that found something, or None. One that could not run found nothing."""
         return next((check for check in self.checks if check.verdict is Verdict.FAILED), None)
+
+    @property
+    def gap(self) -> Check | None:
+        """The first check that could not run or judge, or None."""
+        return next((check for check in self.checks if check.verdict is Verdict.NOT_RUN), None)
+
+    @property
+    def simulated(self) -> bool:
+        """The checkers ran reduced instances on the CPU and were clean: the evidence `simulated`."""
+        return any(check.name == CHECKERS and check.verdict is Verdict.CLEAN for check in self.checks)
 
 
 class Engine(Protocol):

@@ -1,4 +1,5 @@
-"""Checks of a winner beyond its own product: structural rules, stress builds, a soak in a fresh process, memory checks.
+"""Checks of a winner beyond its own product: structural rules, stress builds, a soak in a fresh process, memory checks;
+for sm_100a also synccheck, racecheck and numsim.
 
 They answer what comparing results at the tuned size cannot: the epilogue race passes 200 of 200 launches at K = 4096.
 """
@@ -9,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kernels.config import Sm100GemmConfig
 from kernels.stress import StressBuild, stress_builds
-from tuner.engine.base import CertifyJob, CertifyReply, EngineError
+from tuner.engine.base import CHECKERS, CertifyJob, CertifyReply, EngineError
 from tuner.gpu.jobs import StressJob, StressModule, StressReply
 from tuner.gpu.soak import SoakJob, SoakReport
 from tuner.records import Check, Verdict
@@ -52,8 +54,11 @@ class Certification:
     The builds compile from the moment this is made, so that the GPU need not wait for them: `build`, `stress`, `apart`.
     """
 
-    def __init__(self, pool: CompilePool, job: CertifyJob) -> None:
-        self._pool, self._job = pool, job
+    def __init__(
+        self, pool: CompilePool, job: CertifyJob, checkers: Callable[[CertifyJob], Check] | None = None
+    ) -> None:
+        """checkers: runs synccheck, racecheck and numsim; without it no sm_100a winner is certified."""
+        self._pool, self._job, self._checkers = pool, job, checkers
         self._planned = stress_builds(job.problem, job.config, job.sm_count)
         self._plain = pool.submit(job.problem, job.config, job.sm_count, None, True)
         self._submitted = [
@@ -64,10 +69,11 @@ class Certification:
         """Take the compiles back that are not done."""
         self._pool.drop([self._plain, *self._submitted])
 
-    def build(self, folder: Path) -> tuple[Check, list[StressModule]] | CertifyReply:
-        """Wait for the compiles. The structure's check and the stress builds in `folder`, or an answer without them.
+    def build(self, folder: Path) -> tuple[tuple[Check, ...], list[StressModule]] | CertifyReply:
+        """Wait for the compiles, and run what needs no GPU.
 
-        Raises EngineError.
+        The checks made, and the stress builds in `folder`; or an answer where these checks settle it. Raises
+        EngineError.
         """
         structure = _structure(self._plain, self._job)
         if structure.verdict is Verdict.FAILED:
@@ -82,7 +88,18 @@ class Certification:
             modules.append(
                 StressModule(label=build.label, problem=build.problem, module_path=path, module_sha256=kernel.sha256)
             )
-        return structure, modules
+        checks = (structure, *self._checked())
+        if checks[-1].verdict is Verdict.FAILED:
+            return CertifyReply(checks=checks)
+        return checks, modules
+
+    def _checked(self) -> tuple[Check, ...]:
+        """What the tools say of an sm_100a winner. They take minutes: they come when all else without a GPU holds."""
+        if not isinstance(self._job.config, Sm100GemmConfig):
+            return ()
+        if self._checkers is None:
+            return (Check(name=CHECKERS, verdict=Verdict.NOT_RUN, detail="this engine cannot run the checkers"),)
+        return (self._checkers(self._job),)
 
     def stress(self, child: StressChild, modules: list[StressModule]) -> StressReply:
         """Launch the stress builds. Raises WorkerLost."""
@@ -105,10 +122,10 @@ class Certification:
             return checks.soak(job, uuid), memory.result()
 
     def reply(
-        self, structure: Check, stress: StressReply, apart: tuple[SoakReport, SanitizerReport] | None
+        self, before: tuple[Check, ...], stress: StressReply, apart: tuple[SoakReport, SanitizerReport] | None
     ) -> CertifyReply:
-        """What all checks found; `apart` None when the stress builds failed."""
-        checks, gpu_s = [structure, _stress(stress, self._planned)], stress.gpu_s
+        """What all checks found, those made `before` first; `apart` None when the stress builds failed."""
+        checks, gpu_s = [*before, _stress(stress, self._planned)], stress.gpu_s
         if apart is not None:
             soaked, memory = apart
             checks += [Check(name="soak", verdict=soaked.verdict, detail=soaked.detail), _memory(memory)]

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import ArtifactError, ArtifactStore
 from kernels.compile import CompiledKernel
+from kernels.config import Sm100GemmConfig
 from kernels.ladder import StepConfig
 from search_space.model import predict
 from tuner.engine.base import (
+    CHECKERS,
     CertifyJob,
     CertifyReply,
     CompileJob,
@@ -271,7 +273,8 @@ class FakeEngine:
     def _certify(self, job: CertifyJob) -> CertifyReply:
         fault = self._fault(job.config, "certify")
         checks: list[Check] = []
-        for name in ("structure", "stress", "soak", "memcheck"):
+        tools = (CHECKERS,) if isinstance(job.config, Sm100GemmConfig) else ()
+        for name in ("structure", *tools, "stress", "soak", "memcheck"):
             if fault is not None and CHECK_OF.get(fault.kind) == name:
                 reason = self._reason(fault, job.problem, job.config)
                 return CertifyReply(checks=(*checks, Check(name=name, verdict=Verdict.FAILED, detail=reason)))

@@ -16,8 +16,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.artifacts import ArtifactError, ArtifactStore
+from kernels.config import Sm100GemmConfig
 from kernels.errors import ToolchainError
 from kernels.toolchain import Toolchain, find_toolchain
+from kernels.verdicts_run import VerdictJob
 from tuner.engine.base import (
     CertifyJob,
     CertifyReply,
@@ -33,6 +35,7 @@ from tuner.engine.base import (
     WorkerLost,
 )
 from tuner.engine.certify import Apart, Certification
+from tuner.engine.checkers import run_checkers
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
 from tuner.engine.together import Together
 from tuner.gpu.jobs import PhaseLimits
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from kernels.compile import CompiledKernel
     from kernels.devices import DeviceProfile
     from tuner.gpu.jobs import StressJob, StressReply
+    from tuner.records import Check
 
 _OUTCOME_OF_REPLY = {
     "failed": Outcome.COMPILE_FAILED,
@@ -80,6 +84,7 @@ class LocalOptions:
     limits: seconds a GPU child may stay in each phase
     spares: children of each GPU kept in reserve, for after a fault; 0 for none
     max_trials: evaluations after which a GPU child is replaced
+    verdicts: folder of the verdicts of the sm_100a checkers; without one they do not run
     """
 
     compile: CompilePoolOptions = field(default_factory=CompilePoolOptions)
@@ -87,6 +92,7 @@ class LocalOptions:
     limits: PhaseLimits = field(default_factory=PhaseLimits)
     spares: int = 1
     max_trials: int = 200
+    verdicts: Path | None = None
 
 
 class LocalMachine:
@@ -102,6 +108,7 @@ class LocalMachine:
     ) -> None:
         """`list_gpus` and `start_child` (index of a GPU -> its child) are given by tests; default: the real ones."""
         self.artifacts = artifacts
+        self.verdicts = options.verdicts
         self.pool = CompilePool(options.compile)
         self._start_child = start_child or partial(_start_gpu_child, options)
         self.gpus: tuple[DeviceFacts, ...] = ()
@@ -167,7 +174,7 @@ class LocalEngine:
         """See Engine. The GPU is taken when the builds are compiled."""
         if self._threads is None:
             raise EngineError(f"no GPU of kind {self._facts.name} here: a winner cannot be checked")
-        future = _Certifying(Certification(self._machine.pool, job))
+        future = _Certifying(self._machine, job)
         with self._lock:
             self._certifying.add(future)
         threading.Thread(target=self._certify, args=(future,), name="certify", daemon=True).start()
@@ -192,16 +199,16 @@ class LocalEngine:
         built = work.build(folder)
         if isinstance(built, CertifyReply):
             return built
-        structure, modules = built
+        before, modules = built
         stress = self._step(future, self._on_gpu, lambda child: work.stress(child, modules))
         if not stress.passed:
-            return work.reply(structure, stress, None)
+            return work.reply(before, stress, None)
         checks = Apart(
             memcheck=lambda launches, uuid: memcheck(launches, device=uuid, stop=future.dropped),
             soak=lambda job, uuid: soak(job, device=uuid, stop=future.dropped),
         )
         apart = self._step(future, self._together.submit, lambda uuid: work.apart(modules, checks, uuid))
-        return work.reply(structure, stress, apart)
+        return work.reply(before, stress, apart)
 
     def _step[Given, Reply](
         self,
@@ -359,11 +366,12 @@ class _Certifying(Future[CertifyReply]):
     step: the one that waits for a GPU or is on it
     """
 
-    def __init__(self, work: Certification) -> None:
+    def __init__(self, machine: LocalMachine, job: CertifyJob) -> None:
         super().__init__()
-        self.work = work
         self.step: Future[Any] | None = None
         self.dropped = threading.Event()
+        checkers = partial(_checkers, machine.verdicts, self.dropped) if machine.verdicts else None
+        self.work = Certification(machine.pool, job, checkers)
 
 
 class _Gpu:
@@ -425,6 +433,11 @@ def toolchain() -> Toolchain:
         return find_toolchain()
     except ToolchainError as error:
         raise EngineError(str(error)) from error
+
+
+def _checkers(folder: Path, stop: threading.Event, job: CertifyJob) -> Check:
+    assert isinstance(job.config, Sm100GemmConfig)
+    return run_checkers(VerdictJob(config=job.config, dtype=job.problem.dtype, store=folder), stop=stop)
 
 
 def _list_gpus() -> Sequence[DeviceFacts]:
