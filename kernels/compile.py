@@ -21,7 +21,7 @@ import platformdirs
 
 from kernels.artifacts import write_atomically
 from kernels.errors import CompileError
-from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
+from kernels.launch import OPERANDS, LaunchPlan, StridePlan, TensorMapPlan
 from kernels.lowering import lower
 from kernels.prelude import light
 from kernels.problem import Dtype, GemmProblem
@@ -265,6 +265,7 @@ const struct GemmPayload gemm_payload = {{
   .cluster = {{{", ".join(map(str, launch.cluster))}}},
   .smem_bytes = {launch.smem_bytes},
   .contiguous = {{{", ".join(str(int(launch.knows_stride_of(operand))) for operand in OPERANDS)}}},
+  .alignment = {{{", ".join(str(launch.alignment_of(operand)) for operand in OPERANDS)}}},
   .parameter_count = {len(launch.parameters)},
   .parameters = {{
     {parameters}
@@ -276,7 +277,8 @@ const struct GemmPayload gemm_payload = {{
 def _parameter(parameter: Any) -> str:
     operand = OPERANDS.index(parameter.operand)
     if not isinstance(parameter, TensorMapPlan):
-        return f"{{.kind = GEMM_POINTER, .operand = {operand}}}"
+        kind = "GEMM_STRIDE" if isinstance(parameter, StridePlan) else "GEMM_POINTER"
+        return f"{{.kind = {kind}, .operand = {operand}}}"
 
     def braces(values: tuple[int, ...]) -> str:
         return "{" + ", ".join(map(str, values)) + "}"

@@ -68,7 +68,7 @@ class Scope:
 
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|(?P<name>(?:threadIdx|blockIdx)\.[xyz]|unsigned long long|[A-Za-z_]\w*)"
+    r"\s*(?:(?P<number>\d+(?:ULL)?)|(?P<name>(?:threadIdx|blockIdx)\.[xyz]|unsigned long long|[A-Za-z_]\w*)"
     r"|(?P<operator><<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^<>!~?:()\[\],.]))"
 )
 _LEVELS = (
@@ -234,8 +234,8 @@ class _Parser:
 
     def primary(self) -> Expression:
         token = self.take()
-        if token.isdigit():
-            number = int(token)
+        if token[0].isdigit():
+            number = int(token.removesuffix("ULL"))
             return Expression("", lambda thread: number)
         if token == "(":
             inner = self.conditional()
@@ -243,6 +243,9 @@ class _Parser:
             return inner
         if not re.match(r"[A-Za-z_]", token):
             raise SourceError(f"cannot read {self.text!r} at {token!r}")
+        if token == "reinterpret_cast":  # of a pointer to the integer that it is
+            self.skip_type()
+            return self.primary()
         if self.peek() == "(":
             return self.call(token)
         if token in self.scope.arrays:
@@ -250,6 +253,11 @@ class _Parser:
         if token in self.scope.maps:
             return Expression("", lambda thread: token)
         return Expression("", lambda thread: thread.variable(token), self.scope.pointers.get(token, 0))
+
+    def skip_type(self) -> None:
+        self.take("<")
+        self.take()
+        self.take(">")
 
     def call(self, name: str) -> Expression:
         self.take("(")
@@ -263,6 +271,8 @@ class _Parser:
             return arguments[1]
         if name == "clock64":  # the random sleeps of a stress build
             return Expression("", lambda thread: None)
+        if name in ("min", "max"):
+            return _combine({"min": min, "max": max}[name], *arguments)
         if name == "make_uint2":
             low, high = arguments
             return Expression(

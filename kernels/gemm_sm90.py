@@ -3,12 +3,14 @@
     D[M, N] = A[M, K] @ B[N, K]^T        16-bit in and out, float32 accumulate
 
 Roles of one CTA
-    warpgroup num_consumers       TMA producer: one elected thread fills a ring of `pipe_depth` stages
+    warpgroup num_consumers       producer: one elected thread fills a ring of `pipe_depth` stages by TMA, or all of
+                                  them by cp.async
     warpgroups 0 .. n-1           consumers: wgmma on their own `blk_m` rows of the wide operand and the shared tile of
                                   the narrow one, then the epilogue (`gemm_sm90_epilogue`)
 
 Barriers, one pair for each stage
-    tma2mma   the stage is filled        1 arrival (producer) and the bytes of this CTA's A and B, with multicast parts
+    tma2mma   the stage is filled        1 arrival (producer) and the bytes of this CTA's A and B, with multicast parts;
+                                         1 arrival of each producer warp with cp_async
     mma2tma   the stage may be refilled  1 arrival of each consumer that reads it, of each CTA that is written to
 and with pingpong, for each consumer
     turn      the stages are its own     1 arrival of the other consumer, when it has waited for its last stage
@@ -19,6 +21,7 @@ Variations
     schedule pingpong   two consumers take turns with whole tiles, one's epilogue beside the other's mainloop
     swap_ab             B is the wide operand, on the 64-row side of wgmma, and A the narrow one: M may be small
     split_k             the CTAs of a cluster compute parts of K of one tile and add them up (`gemm_sm90_exchange`)
+    load cp_async       rows of A and B may start anywhere (`gemm_sm90_copy`)
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ from tvm.script import tirx as T
 
 from kernels.errors import ConfigError
 from kernels.gemm_names import DELAY_POINTS
+from kernels.gemm_sm90_copy import CopyProducer
 from kernels.gemm_sm90_emit import Loads, Variant, descriptor, encode, skip, tensor_map
-from kernels.gemm_sm90_epilogue import RegisterEpilogue, StagedEpilogue, Thread
+from kernels.gemm_sm90_epilogue import MaskedEpilogue, Output, RegisterEpilogue, StagedEpilogue, Thread
 from kernels.gemm_sm90_exchange import Exchange
 from kernels.gemm_sm90_plan import Plan
 from kernels.problem import ELEMENT_BYTES, GemmProblem
-from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS
+from kernels.resources import HEADER_BYTES, WGMMA_ROWS, sm90_registers
 from kernels.rules import violation
 from kernels.tile_scheduler import TileWalk
 from kernels.tracing import k_loop_unroll
@@ -75,6 +79,14 @@ SPLIT_FAULTS = {
 PINGPONG_FAULTS = {
     "no_turn": "a consumer does not wait for its turn, so it takes another tile's stages for its own",
 }
+COPY_FAULTS = {
+    "no_copy_wait": "values are moved to their place before their copies have arrived",
+    "no_copy_barrier": "a lane moves values before the copies of the warp's other lanes have arrived",
+    "no_read_barrier": "a lane writes values over those that its neighbour still has to read",
+    "no_fill_fence": "moved values are not fenced before wgmma reads them",
+    "early_fill": "a stage is handed over before the warp has moved its values",
+    "whole_pieces": "the last copy of a row brings what lies behind K",
+}
 
 
 def build_gemm_sm90(
@@ -98,6 +110,7 @@ def build_gemm_sm90(
 
     M, N, K, dtype = problem.m, problem.n, problem.k, problem.dtype.long_name
     PIPE, CG, NC, SPLIT = config.pipe_depth, config.cta_group, config.num_consumers, config.split_k
+    COPY, TMA_STORES = plan.copies, plan.tma_stores
     CLUSTER, PINGPONG, SWAP = config.cluster_size, config.schedule == "pingpong", config.swap_ab
     BLK_M, BLK_N, BLK_K, MMA_ROWS = config.blk_m, config.blk_n, config.blk_k, config.mma_rows
     CTA_M, CTA_N = config.cta_rows, config.cta_cols
@@ -110,7 +123,7 @@ def build_gemm_sm90(
     A_CTAS, B_CTAS = (1, 1) if fault == "half_multicast" else (plan.a.parts, plan.b.parts)
     WIDE_BYTES, NARROW_BYTES = MMA_ROWS * BLK_K * ELEMENT_BYTES, BLK_N * BLK_K * ELEMENT_BYTES
     ACC, WGMMAS = plan.accumulators, plan.wgmmas
-    PRODUCER_REGISTERS, CONSUMER_REGISTERS = SM90_REGISTERS[NC]
+    PRODUCER_REGISTERS, CONSUMER_REGISTERS = sm90_registers(config)
     WGMMA = f"wgmma.mma_async.sync.aligned.m64n{BLK_N}k16.f32.{plan.short_dtype}.{plan.short_dtype}"
     EMPTY_ARRIVALS = plan.stage_consumers * CG + (fault == "arrive_count")
 
@@ -186,13 +199,17 @@ def build_gemm_sm90(
         A: T.Buffer((M, K), dtype),  # type: ignore[valid-type]
         B: T.Buffer((N, K), dtype),  # type: ignore[valid-type]
         D: T.Buffer((M, N), dtype),  # type: ignore[valid-type]
+        a_stride: T.int32,
+        b_stride: T.int32,
+        d_stride: T.int32,
     ):
         T.func_attr({"global_symbol": "gemm"})
-        a_map = T.meta_var(tensor_map("a_map"))
-        b_map = T.meta_var(tensor_map("b_map"))
-        encode(a_map, A.data, M, K, dtype, (plan.a.box_rows, SLAB))
-        encode(b_map, B.data, N, K, dtype, (plan.b.box_rows, SLAB))
-        if not SWAP:
+        if not COPY:
+            a_map = T.meta_var(tensor_map("a_map"))
+            b_map = T.meta_var(tensor_map("b_map"))
+            encode(a_map, A.data, M, K, dtype, (plan.a.box_rows, SLAB))
+            encode(b_map, B.data, N, K, dtype, (plan.b.box_rows, SLAB))
+        if TMA_STORES:
             d_map = T.meta_var(tensor_map("d_map"))
             encode(d_map, D.data, M, N, dtype, (WGMMA_ROWS, plan.store_cols))
         T.device_entry()
@@ -210,7 +227,7 @@ def build_gemm_sm90(
         tid = T.meta_var(thread.number)
 
         pool = SMEMPool()
-        tma2mma = TMABar(pool, PIPE)
+        tma2mma = T.meta_var(MBarrier(pool, PIPE) if COPY else TMABar(pool, PIPE))
         mma2tma = MBarrier(pool, PIPE)
         turns = T.meta_var(MBarrier(pool, NC) if PINGPONG else None)
         exchange = T.meta_var(Exchange(plan, variant, pool) if SPLIT > 1 else None)
@@ -221,10 +238,12 @@ def build_gemm_sm90(
             staging = pool.alloc((NC, config.epi_stages, WGMMA_ROWS * config.epi_n), dtype, align=1024)
         if SPLIT > 1:
             exchange.allocate(pool)
+        if COPY:
+            tails = pool.alloc((PIPE * plan.tail_stage_bytes,), "uint8", align=128)
         a_smem = T.meta_var(narrow_smem if SWAP else wide_smem)
         b_smem = T.meta_var(wide_smem if SWAP else narrow_smem)
         pool.commit()
-        tma2mma.init(1)
+        tma2mma.init(plan.fill_arrivals)
         mma2tma.init(EMPTY_ARRIVALS)
         if PINGPONG:
             turns.init(1)
@@ -240,13 +259,39 @@ def build_gemm_sm90(
         a_part = T.meta_var(rank * plan.a.part_rows if SHARE_A else 0)
         b_part = T.meta_var(rank * plan.b.part_rows if SHARE_B else 0)
 
-        a_loads = T.meta_var(Loads(plan.a, a_map, a_smem, m_st + a_part, slab_cols=SLAB, multicast=A_CTAS))
-        b_loads = T.meta_var(Loads(plan.b, b_map, b_smem, n_st + b_part, slab_cols=SLAB, multicast=B_CTAS))
+        if not COPY:
+            a_loads = T.meta_var(Loads(plan.a, a_map, a_smem, m_st + a_part, slab_cols=SLAB, multicast=A_CTAS))
+            b_loads = T.meta_var(Loads(plan.b, b_map, b_smem, n_st + b_part, slab_cols=SLAB, multicast=B_CTAS))
 
         if wg_id == NC:
-            # ============ TMA producer: waits mma2tma, signals tma2mma
+            # ============ producer: waits mma2tma, signals tma2mma
             T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS)
-            if warp_id == 0:
+            if COPY:
+                copies = T.meta_var(CopyProducer(plan, variant, thread, tma2mma))
+                copies.begin((A, a_stride, a_smem), (B, b_stride, b_smem), tails)
+                fill = PipelineState(PIPE, 0 if fault == "producer_phase" else 1)
+                ready = PipelineState(PIPE, 0)
+                under_way = T.local_scalar("int32")
+                under_way = 0
+                while tiles.valid():
+                    for k in T.serial(k_count(rank), unroll=UNROLL):
+                        variant.pause("producer_wait")
+                        when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
+                        variant.pause("producer_load")
+                        copies.copy(fill.stage, m_st, n_st, (k + k_first(rank)) * BLK_K)
+                        fill.advance()
+                        if under_way == plan.stages_under_way:
+                            copies.wait(plan.stages_under_way)
+                            copies.hand_over(ready.stage)
+                            ready.advance()
+                        else:
+                            under_way = under_way + 1
+                    tiles.next_tile()
+                copies.wait(0)
+                for _ in T.serial(under_way, unroll=False):
+                    copies.hand_over(ready.stage)
+                    ready.advance()
+            elif warp_id == 0:
                 if T.cuda.elect_sync() != T.uint32(0):
                     T.ptx.prefetch.tensormap(T.address_of(a_map))
                     T.ptx.prefetch.tensormap(T.address_of(b_map))
@@ -275,8 +320,13 @@ def build_gemm_sm90(
             narrow: T.uint64
             wide = descriptor(wide_smem, own_row * ROW_BYTES, ROW_BYTES)
             narrow = descriptor(narrow_smem, 0, ROW_BYTES)
+            if not TMA_STORES:
+                output = T.meta_var(Output(plan, variant, D, d_stride))
             if SWAP:
-                epilogue = T.meta_var(RegisterEpilogue(plan, variant, thread, D))
+                epilogue = T.meta_var(RegisterEpilogue(plan, variant, thread, output))
+            elif not TMA_STORES:
+                ring = PipelineState(config.epi_stages, 0)
+                epilogue = T.meta_var(MaskedEpilogue(plan, variant, thread, ring, staging, output))
             else:
                 ring = PipelineState(config.epi_stages, 0)
                 epilogue = T.meta_var(StagedEpilogue(plan, variant, thread, ring, staging, d_map))
@@ -334,6 +384,7 @@ def build_gemm_sm90(
 def _variant(config: Sm90GemmConfig, fault: str, delays_ns: Mapping[str, int]) -> Variant:
     known = FAULTS | (SPLIT_FAULTS if config.split_k > 1 else {})
     known |= PINGPONG_FAULTS if config.schedule == "pingpong" else {}
+    known |= COPY_FAULTS if config.load == "cp_async" else {}
     if fault and fault not in known:
         raise ConfigError(f"unknown fault {fault!r}: for this config use one of {', '.join(known)}")
     if unknown := set(delays_ns) - set(DELAY_POINTS):

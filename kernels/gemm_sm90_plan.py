@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kernels.config import Sm90GemmConfig
 
 
+PRODUCER_WARPS = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operand:
     """How A or B reaches shared memory.
@@ -105,6 +108,30 @@ class Plan:
         """Bytes that arrive on one tma2mma barrier: all of this CTA's stage, whoever fetched them."""
         return ELEMENT_BYTES * self.config.blk_k * (self.a.fetched_rows + self.b.fetched_rows)
 
+    @property
+    def copies(self) -> bool:
+        """Whether the producer warpgroup copies A and B by cp.async (`gemm_sm90_copy`)."""
+        return self.config.load == "cp_async"
+
+    @property
+    def tail_stage_bytes(self) -> int:
+        """Tails of one stage, of A behind those of B."""
+        return self.config.tail_bytes
+
+    @property
+    def fill_arrivals(self) -> int:
+        """Arrivals that fill a stage: of the thread that announces TMA's bytes, or one of each warp that copies."""
+        return PRODUCER_WARPS if self.copies else 1
+
+    @property
+    def stages_under_way(self) -> int:
+        """Stages whose copies have begun when one is waited for.
+
+        The slot of the next is free when the stage `pipe_depth` before it has been released, and a consumer does that
+        once it has the stage behind that one: it must have been handed over, so the last two are never under way.
+        """
+        return self.config.pipe_depth - 2
+
     # ------------------------------------------------------------------ consumers
 
     @property
@@ -145,6 +172,11 @@ class Plan:
         return FLOAT_BYTES * WGMMA_ROWS * self.config.epi_n
 
     # ------------------------------------------------------------------ stores
+
+    @property
+    def tma_stores(self) -> bool:
+        """Whether D is stored by TMA: from staging buffers, and where its rows are whole 16 bytes."""
+        return not self.config.swap_ab and self.problem.n % 8 == 0
 
     @property
     def store_cols(self) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.problem import ELEMENT_BYTES
+
+TMA_ALIGNMENT = 16
 OPERANDS = ("A", "B", "D")
 
 
@@ -43,6 +46,20 @@ class PointerPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StridePlan:
+    """A kernel parameter that is the distance of two rows of an operand, in elements, as an int32.
+
+    operand: "A", "B" or "D"
+    """
+
+    operand: str
+
+
+Parameter = TensorMapPlan | PointerPlan | StridePlan
+STRIDES = {"a_stride": "A", "b_stride": "B", "d_stride": "D"}  # parameters of the templates by name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:
     """One launch.
 
@@ -59,12 +76,17 @@ class LaunchPlan:
     threads: int
     cluster: tuple[int, int, int]
     smem_bytes: int
-    parameters: tuple[TensorMapPlan | PointerPlan, ...]
+    parameters: tuple[Parameter, ...]
 
     def knows_stride_of(self, operand: str) -> bool:
         """Whether the kernel was built for the row stride of a contiguous operand, so that no other can be served.
 
-        It was where it computes addresses itself, and where several tensor maps share the rows among them.
+        It was where it computes addresses itself and is not told the stride.
         """
-        mine = [parameter for parameter in self.parameters if parameter.operand == operand]
-        return len(mine) != 1 or not isinstance(mine[0], TensorMapPlan)
+        mine = {type(parameter) for parameter in self.parameters if parameter.operand == operand}
+        return mine not in ({TensorMapPlan}, {PointerPlan, StridePlan})
+
+    def alignment_of(self, operand: str) -> int:
+        """Bytes that the start and the row stride of an operand must be a multiple of."""
+        told = any(isinstance(one, StridePlan) and one.operand == operand for one in self.parameters)
+        return ELEMENT_BYTES if told else TMA_ALIGNMENT

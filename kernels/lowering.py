@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import CompileError
 from kernels.ladder import Sm90StepConfig, Sm100StepConfig, StepConfig
-from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
+from kernels.launch import OPERANDS, STRIDES, LaunchPlan, Parameter, PointerPlan, StridePlan, TensorMapPlan
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
@@ -185,11 +185,15 @@ def _launch_plan(source: str, wrapper_text: str) -> LaunchPlan:
     wrapper = _Wrapper(wrapper_text)
     maps = _tensor_maps(wrapper)
     call = wrapper.one(r"tvm_cuda_host_launch\(::(\w+), &cuda_config, ([^)]*)\)")
-    parameters: list[TensorMapPlan | PointerPlan] = []
+    parameters: list[Parameter] = []
     for argument in call[2].split(", "):
         bound = wrapper.bindings[argument]
-        held = re.fullmatch(r"\*\((\w+)\)", bound)
-        parameters.append(maps[held[1]] if held else PointerPlan(operand=wrapper.operand(bound)))
+        if held := re.fullmatch(r"\*\((\w+)\)", bound):
+            parameters.append(maps[held[1]])
+        elif bound in STRIDES:
+            parameters.append(StridePlan(operand=STRIDES[bound]))
+        else:
+            parameters.append(PointerPlan(operand=wrapper.operand(bound)))
     symbol = call[1]
     if not re.search(rf"__global__ .*\b{symbol}\(", source):
         raise CompileError(f"the generated source has no kernel {symbol}")

@@ -92,7 +92,7 @@ void Check(CUresult result, const char* action) {
 // ------------------------------------------------------------------------------------------------ arguments
 
 constexpr int64_t kElementBytes = 2;
-constexpr int64_t kAlignment = 16;  // bytes: of the start of an operand and of the distance of its rows
+constexpr int64_t kMaxRowBytes = kElementBytes * ((int64_t{1} << 31) - 1);  // kernels take the distance as an int32
 constexpr std::array<const char*, 3> kNames = {"A", "B", "D"};
 
 std::string ShapeText(const TensorView& tensor) {
@@ -121,6 +121,15 @@ int64_t RowBytes(const TensorView& tensor) {
   return kElementBytes * (tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1));
 }
 
+// Which rows that do not follow one another directly a module serves.
+std::string Apart(int operand) {
+  const int32_t alignment = gemm_payload.alignment[operand];
+  if (gemm_payload.contiguous[operand]) return "";
+  if (alignment == kElementBytes) return " or with rows farther apart, at most 2^31 - 1 elements";
+  return " or with rows a multiple of " + std::to_string(alignment) + " bytes apart (" +
+         std::to_string(alignment / kElementBytes) + " elements)";
+}
+
 void CheckOperand(int operand, const TensorView& tensor, int64_t rows, int64_t cols) {
   const char* name = kNames[static_cast<size_t>(operand)];
   const DLDataType dtype = tensor.dtype();
@@ -136,17 +145,16 @@ void CheckOperand(int operand, const TensorView& tensor, int64_t rows, int64_t c
   }
   if (rows == 0 || cols == 0) return;
   const bool whole_rows = cols == 1 || tensor.stride(1) == 1;
-  const bool close = RowBytes(tensor) == kElementBytes * cols;
-  const bool apart = RowBytes(tensor) > kElementBytes * cols && RowBytes(tensor) % kAlignment == 0;
+  const int32_t alignment = gemm_payload.alignment[operand];
+  const int64_t row_bytes = RowBytes(tensor);
+  const bool close = row_bytes == kElementBytes * cols;
+  const bool apart = row_bytes > kElementBytes * cols && row_bytes % alignment == 0 && row_bytes <= kMaxRowBytes;
   if (!whole_rows || !(close || (apart && !gemm_payload.contiguous[operand]))) {
-    TVM_FFI_THROW(ValueError) << name << " must be row-major and "
-                              << (gemm_payload.contiguous[operand]
-                                      ? "contiguous"
-                                      : "contiguous or with rows a multiple of 16 bytes apart (8 elements)")
-                              << ", got strides (" << tensor.stride(0) << ", " << tensor.stride(1) << ")";
+    TVM_FFI_THROW(ValueError) << name << " must be row-major and contiguous" << Apart(operand) << ", got strides ("
+                              << tensor.stride(0) << ", " << tensor.stride(1) << ")";
   }
-  if (reinterpret_cast<uintptr_t>(Address(tensor)) % kAlignment != 0) {
-    TVM_FFI_THROW(ValueError) << name << " must start at a 16-byte aligned address";
+  if (reinterpret_cast<uintptr_t>(Address(tensor)) % static_cast<uintptr_t>(alignment) != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must start at a " << alignment << "-byte aligned address";
   }
 }
 
@@ -288,6 +296,7 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
   const GemmPayload& p = gemm_payload;
   std::array<char*, 3> addresses;
   alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
+  std::array<int32_t, 3> strides;
   std::array<void*, GEMM_MAX_PARAMETERS> arguments;
   for (size_t i = 0; i < operands.size(); ++i) addresses[i] = Address(operands[i]);
   for (size_t i = 0; i < static_cast<size_t>(p.parameter_count); ++i) {
@@ -298,6 +307,9 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
       const bool own_stride = !p.contiguous[operand] && tensor.size(0) > 1;
       Encode(parameter, addresses[operand], own_stride ? RowBytes(tensor) : 0, &maps[i]);
       arguments[i] = &maps[i];
+    } else if (parameter.kind == GEMM_STRIDE) {
+      strides[operand] = static_cast<int32_t>(RowBytes(operands[operand]) / kElementBytes);
+      arguments[i] = &strides[operand];
     } else {
       arguments[i] = &addresses[operand];
     }

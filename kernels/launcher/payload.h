@@ -12,9 +12,10 @@ extern "C" {
 #endif
 
 enum GemmOperand { GEMM_A = 0, GEMM_B = 1, GEMM_D = 2 };
-enum GemmParameterKind { GEMM_TENSOR_MAP = 0, GEMM_POINTER = 1 };
+enum GemmParameterKind { GEMM_TENSOR_MAP = 0, GEMM_POINTER = 1, GEMM_STRIDE = 2 };
 
-// One kernel parameter: a tensor map over an operand (the fields of cuTensorMapEncodeTiled), or the operand's address.
+// One kernel parameter: a tensor map over an operand (the fields of cuTensorMapEncodeTiled), the operand's address, or
+// the distance of two of its rows in elements, as an int32.
 struct GemmParameter {
   int32_t kind;
   int32_t operand;
@@ -44,6 +45,7 @@ struct GemmPayload {
   uint32_t cluster[3];
   uint32_t smem_bytes;
   int32_t contiguous[3];  // whether A, B, D must be: the kernel knows their row stride
+  int32_t alignment[3];   // bytes: of the start of A, B, D and of the distance of their rows
   int32_t parameter_count;
   struct GemmParameter parameters[GEMM_MAX_PARAMETERS];
 };

@@ -63,7 +63,7 @@ def test_rings_of_operands_lie_where_the_kernel_loads_them(config: GemmConfig) -
     problem = GemmProblem(m=512, n=512, k=1024)
     lowered = lower(problem, config, 8)
     kernel = read_kernel(lowered.source, lowered.launch.symbol)
-    boxes = dict(zip(kernel.maps, lowered.launch.parameters, strict=False))
+    boxes = dict(zip(kernel.parameters, lowered.launch.parameters, strict=False))
     followed = traces(kernel, threads=lowered.launch.threads, ranks=config.cluster_size, walk=_walk(problem, config))
     regions = {region.name: region for region in anatomy_of(config).shared_memory}
     filled: Counter[str] = Counter()
