@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.problem import MAX_EXTENT
 from kernels.resources import SM90_OVERHEAD_REGISTERS, resources_of, sm90_entry_registers, sm90_registers
 
 if TYPE_CHECKING:
@@ -20,11 +21,18 @@ Rule = Callable[[GemmConfig], "str | None"]
 MAX_TMA_BOX_ROWS = 256
 MAX_PIPE_DEPTH = 16
 MAX_SPLIT_K = 16  # CTAs of one cluster (above 8 the launch asks for a non-portable size)
+MAX_COORDINATE = MAX_EXTENT - 2048  # no tile of a cluster has more rows or columns
 EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
 
 
 def problem_violation(problem: GemmProblem, arch: Arch) -> str | None:
     """Why no config of this architecture can serve the problem, or None."""
+    for name in ("m", "n", "k"):
+        if getattr(problem, name) > MAX_COORDINATE:
+            return (
+                f"{name} = {getattr(problem, name)}: coordinates are 32-bit, also those of a last tile that lies partly "
+                f"outside: at most {MAX_COORDINATE}"
+            )
     if arch.name == "sm_90a":  # it has loads and stores without TMA
         return None
     for name, extent, operands in (("k", problem.k, "A and B"), ("n", problem.n, "D")):

@@ -18,7 +18,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
-from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedules
+from kernels.config import CONFIG_CLASSES, GemmConfig, Loads, Rasters, Schedules, Sm90GemmConfig
 from kernels.resources import resources_of
 from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
 
@@ -54,6 +54,7 @@ _CHOICES: dict[str, Choices] = {
         "swap_ab": (False, True),
         # above 8 a cluster fills most of a GPC by itself, so there is little between 12 and 16
         "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 12, 16),
+        "load": Loads,
     },
     "sm_100a": {
         **_EVERYWHERE,
@@ -65,37 +66,43 @@ _CHOICES: dict[str, Choices] = {
     },
 }
 
+_HOPPER_FORMS: tuple[Choices, ...] = (
+    {"swap_ab": (False,), "split_k": (1,), "schedule": ("cooperative",)},
+    {
+        "swap_ab": (False,),
+        "split_k": (1,),
+        "schedule": ("pingpong",),
+        "num_consumers": (2,),
+        "blk_m": (64, 128),
+        "blk_k": (64, 128),
+    },
+    {
+        "swap_ab": (False,),
+        "split_k": (2, 3, 4, 5, 6, 7, 8, 12, 16),
+        "schedule": ("cooperative",),
+        "cta_group": (1,),
+        "num_consumers": (1, 2),
+        "blk_k": (64, 128),
+        "epi_stages": (1, 2),
+    },
+    {
+        "swap_ab": (True,),
+        "schedule": ("cooperative",),
+        "cta_group": (1,),
+        "num_consumers": (1, 2),
+        "blk_m": (64, 128),
+        "blk_k": (64, 128),
+        "epi_stages": (1,),
+    },
+)
+# A pair of CTAs shares what TMA multicasts.
+_ALONE: Choices = {"cta_group": (1,), "share": ("B",), "blk_k": (64, 128), "epi_stages": (1, 2)}
 # The forms of a template: parts of the product without overlap that are searched. What lies between them is legal too,
 # but combines things that leave each other no use, such as a pair that shares a short operand.
 _FORMS: dict[str, tuple[Choices, ...]] = {
     "sm_90a": (
-        {"swap_ab": (False,), "split_k": (1,), "schedule": ("cooperative",)},
-        {
-            "swap_ab": (False,),
-            "split_k": (1,),
-            "schedule": ("pingpong",),
-            "num_consumers": (2,),
-            "blk_m": (64, 128),
-            "blk_k": (64, 128),
-        },
-        {
-            "swap_ab": (False,),
-            "split_k": (2, 3, 4, 5, 6, 7, 8, 12, 16),
-            "schedule": ("cooperative",),
-            "cta_group": (1,),
-            "num_consumers": (1, 2),
-            "blk_k": (64, 128),
-            "epi_stages": (1, 2),
-        },
-        {
-            "swap_ab": (True,),
-            "schedule": ("cooperative",),
-            "cta_group": (1,),
-            "num_consumers": (1, 2),
-            "blk_m": (64, 128),
-            "blk_k": (64, 128),
-            "epi_stages": (1,),
-        },
+        *(form | {"load": ("tma",)} for form in _HOPPER_FORMS),
+        *(_ALONE | form | {"load": ("cp_async",)} for form in _HOPPER_FORMS),
     ),
     "sm_100a": ({},),
 }
@@ -247,15 +254,22 @@ def _legal(problem: GemmProblem, profile: DeviceProfile) -> _Legal:
     name, values = profile.arch.name, choices(profile.arch)
     largest = max(int(group) for group in values["cta_group"]) * max(int(s) for s in values.get("split_k", (1,)))
     blocks = tuple(min(largest, ceil(problem.k / int(blk_k))) for blk_k in values["blk_k"])
-    key = (name, min(profile.sm_count, largest), blocks, problem.n % 8 == 0)
+    key = (name, min(profile.sm_count, largest), blocks, problem.k % 8 == 0)
     if key not in _LEGAL:
         kept = tuple(
             branch
             for branch in branches(name)
-            if branch.shallowest.cluster_size <= profile.sm_count and fit_violation(problem, branch.shallowest) is None
+            if branch.shallowest.cluster_size <= profile.sm_count
+            and fit_violation(problem, branch.shallowest) is None
+            and loads_plainly(problem, branch.shallowest)
         )
         _LEGAL[key] = _Legal(branches=kept, ends=tuple(accumulate(len(branch.depths) for branch in kept)))
     return _LEGAL[key]
+
+
+def loads_plainly(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether the config loads by TMA wherever TMA can: what cp_async does more it does for rows that TMA cannot."""
+    return not isinstance(config, Sm90GemmConfig) or problem.k % 8 != 0 or config.load == "tma"
 
 
 def legal_branches(problem: GemmProblem, profile: DeviceProfile) -> tuple[Branch, ...]:
@@ -266,6 +280,7 @@ def legal_branches(problem: GemmProblem, profile: DeviceProfile) -> tuple[Branch
 def legal_configs(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmConfig]:
     """Every config of the searched forms without a violation for this problem on this device, in a fixed order.
 
+    Those that load plainly, that is.
     Raises NoLegalConfigError, on the first step, when the rules forbid the problem itself.
     """
     orders = _orders(choices(profile.arch))

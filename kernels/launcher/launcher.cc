@@ -39,6 +39,7 @@ struct Driver {
   decltype(&cuTensorMapEncodeTiled) encode_tiled;
   decltype(&cuOccupancyMaxActiveClusters) active_clusters;
   decltype(&cuMemsetD2D8Async) memset_rows;
+  decltype(&cuMemsetD8Async) memset_all;
   decltype(&cuLaunchKernelEx) launch;
 };
 
@@ -71,6 +72,7 @@ Driver LoadDriver() {
   Resolve(library, "cuTensorMapEncodeTiled", &d.encode_tiled);
   Resolve(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
   Resolve(library, "cuMemsetD2D8Async", &d.memset_rows);
+  Resolve(library, "cuMemsetD8Async", &d.memset_all);
   Resolve(library, "cuLaunchKernelEx", &d.launch);
   return d;
 }
@@ -322,10 +324,13 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
 
 // A product of no terms is zero.
 void Clear(const TensorView& d, CUstream stream) {
-  const auto width = static_cast<size_t>(kElementBytes * d.size(1));
-  Check(driver().memset_rows(reinterpret_cast<CUdeviceptr>(Address(d)), static_cast<size_t>(RowBytes(d)), 0, width,
-                             static_cast<size_t>(d.size(0)), stream),
-        "clearing D");
+  const auto start = reinterpret_cast<CUdeviceptr>(Address(d));
+  const auto width = static_cast<size_t>(kElementBytes * d.size(1)), rows = static_cast<size_t>(d.size(0));
+  if (static_cast<size_t>(RowBytes(d)) == width) {  // rows may be longer than the distance that the other call takes
+    Check(driver().memset_all(start, 0, width * rows, stream), "clearing D");
+  } else {
+    Check(driver().memset_rows(start, static_cast<size_t>(RowBytes(d)), 0, width, rows, stream), "clearing D");
+  }
 }
 
 void Gemm(TensorView a, TensorView b, TensorView d) {
