@@ -96,17 +96,19 @@ def build_gemm_sm90(
     *,
     fault: str = "",
     delays_ns: Mapping[str, int] | None = None,
+    dynamic_m: bool = False,
 ) -> Any:
     """The template as a TIRx function `gemm(A, B, D)` for one problem, config and number of SMs.
 
     fault: name of a bug of FAULTS to plant, for tests of the referee
     delays_ns: longest sleep at points of DELAY_POINTS, a power of two, for stress builds
+    dynamic_m: whether the kernel takes M when it is called; that of the problem is then an example
     Raises ConfigError with the rule that is broken.
     """
     if reason := violation(problem, config, sm_count):
         raise ConfigError(reason)
     variant = _variant(config, fault, delays_ns or {})
-    plan = Plan(problem=problem, config=config, sm_count=sm_count)
+    plan = Plan(problem=problem, config=config, sm_count=sm_count, dynamic_m=dynamic_m)
 
     M, N, K, dtype = problem.m, problem.n, problem.k, problem.dtype.long_name
     PIPE, CG, NC, SPLIT = config.pipe_depth, config.cta_group, config.num_consumers, config.split_k
@@ -118,7 +120,7 @@ def build_gemm_sm90(
     K_BLOCKS, (K_LEAST, K_EXTRA) = config.cta_k_blocks(problem), plan.k_share
     UNROLL = k_loop_unroll(K_BLOCKS)
     TILE_M, TILE_N = config.cluster_tile
-    CLUSTERS = config.clusters(problem, sm_count)
+    CLUSTERS = plan.clusters
     SHARE_A, SHARE_B = plan.a.parts > 1, plan.b.parts > 1
     A_CTAS, B_CTAS = (1, 1) if fault == "half_multicast" else (plan.a.parts, plan.b.parts)
     WIDE_BYTES, NARROW_BYTES = MMA_ROWS * BLK_K * ELEMENT_BYTES, BLK_N * BLK_K * ELEMENT_BYTES
@@ -184,6 +186,13 @@ def build_gemm_sm90(
         with T.If(tid == 0), T.Then():
             turns.arrive(1 - wg_id)
 
+    def filled_bytes(rows: Any) -> Any:
+        """Bytes that arrive on one tma2mma barrier."""
+        half = 2 if fault == "expect_tx" else 1
+        if not plan.short_box:
+            return plan.filled_bytes // half
+        return (T.min(rows, plan.a.box_rows) + plan.b.fetched_rows) * (ELEMENT_BYTES * BLK_K // half)
+
     def cluster_barrier(planted: str) -> None:
         """Every CTA of the cluster has reached this point and sees the others' barrier initialisation."""
         if CLUSTER > 1 and fault != planted:
@@ -202,16 +211,21 @@ def build_gemm_sm90(
         a_stride: T.int32,
         b_stride: T.int32,
         d_stride: T.int32,
+        m: T.int32,
+        mapped_m: T.int32,  # m again, for the host: TVM would compute what host and device share but once, on the host
     ):
         T.func_attr({"global_symbol": "gemm"})
+        rows = T.meta_var(m if dynamic_m else M)
+        mapped_rows = T.meta_var(mapped_m if dynamic_m else M)
         if not COPY:
             a_map = T.meta_var(tensor_map("a_map"))
             b_map = T.meta_var(tensor_map("b_map"))
-            encode(a_map, A.data, M, K, dtype, (plan.a.box_rows, SLAB))
+            a_box = T.meta_var(T.min(mapped_m, plan.a.box_rows) if plan.short_box else plan.a.box_rows)
+            encode(a_map, A.data, mapped_rows, K, dtype, (a_box, SLAB))
             encode(b_map, B.data, N, K, dtype, (plan.b.box_rows, SLAB))
         if TMA_STORES:
             d_map = T.meta_var(tensor_map("d_map"))
-            encode(d_map, D.data, M, N, dtype, (WGMMA_ROWS, plan.store_cols))
+            encode(d_map, D.data, mapped_rows, N, dtype, (WGMMA_ROWS, plan.store_cols))
         T.device_entry()
         # setmaxnreg needs a register cap at entry: __launch_bounds__(threads, 1)
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -252,7 +266,7 @@ def build_gemm_sm90(
         T.ptx.fence.mbarrier_init.release.cluster()
         cluster_barrier("init_without_cluster_barrier")
 
-        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS))
+        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS, m if dynamic_m else None))
         tiles.init(bx // CLUSTER)
         m_st = T.meta_var(tiles.row * TILE_M + (rank * CTA_M if SHARE_B else 0))
         n_st = T.meta_var(tiles.col * TILE_N + (rank * CTA_N if SHARE_A else 0))
@@ -268,7 +282,7 @@ def build_gemm_sm90(
             T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS)
             if COPY:
                 copies = T.meta_var(CopyProducer(plan, variant, thread, tma2mma))
-                copies.begin((A, a_stride, a_smem), (B, b_stride, b_smem), tails)
+                copies.begin((A, a_stride, rows, a_smem), (B, b_stride, N, b_smem), tails)
                 fill = PipelineState(PIPE, 0 if fault == "producer_phase" else 1)
                 ready = PipelineState(PIPE, 0)
                 under_way = T.local_scalar("int32")
@@ -301,7 +315,7 @@ def build_gemm_sm90(
                         for k in T.serial(k_count(rank), unroll=UNROLL):
                             variant.pause("producer_wait")
                             when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
-                            tma2mma.arrive(fill.stage, plan.filled_bytes // (2 if fault == "expect_tx" else 1))
+                            tma2mma.arrive(fill.stage, filled_bytes(rows))
                             variant.pause("producer_load")
                             for s in T.unroll(SLABS):
                                 col = T.meta_var((k + k_first(rank)) * BLK_K + s * SLAB)
@@ -321,7 +335,7 @@ def build_gemm_sm90(
             wide = descriptor(wide_smem, own_row * ROW_BYTES, ROW_BYTES)
             narrow = descriptor(narrow_smem, 0, ROW_BYTES)
             if not TMA_STORES:
-                output = T.meta_var(Output(plan, variant, D, d_stride))
+                output = T.meta_var(Output(plan, variant, D, d_stride, rows))
             if SWAP:
                 epilogue = T.meta_var(RegisterEpilogue(plan, variant, thread, output))
             elif not TMA_STORES:

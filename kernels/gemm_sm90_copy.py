@@ -237,11 +237,10 @@ class CopyProducer:
         self.a = RowCopies(plan, variant, plan.a, thread)
         self.b = RowCopies(plan, variant, plan.b, thread)
 
-    def begin(self, a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], tails: Any) -> None:
-        """Emit what stays the same. For each operand: matrix, elements between rows, ring of stages."""
-        a_tails = TAIL_BYTES * self.plan.config.cta_cols
-        self.a.begin(a[0], a[1], self.plan.problem.m, a[2], tails, a_tails)
-        self.b.begin(b[0], b[1], self.plan.problem.n, b[2], tails, 0)
+    def begin(self, a: tuple[Any, ...], b: tuple[Any, ...], tails: Any) -> None:
+        """Emit what stays the same. For each operand: matrix, elements between rows, rows, ring of stages."""
+        self.a.begin(*a, tails, TAIL_BYTES * self.plan.config.cta_cols)
+        self.b.begin(*b, tails, 0)
 
     def copy(self, stage: Any, row: Any, col: Any, k: Any) -> None:
         """Begin the copies of one stage, as one group. `row`, `col`: where the tile of D begins."""

@@ -87,14 +87,14 @@ class Epilogue:
 class Output:
     """D for stores by threads: 64-bit addresses, for it may have more than 2^31 elements, and any row stride."""
 
-    def __init__(self, plan: Plan, variant: Variant, matrix: Any, stride: Any) -> None:
-        """stride: elements from one row to the next, an int32."""
-        self.problem, self.variant, self.stride = plan.problem, variant, stride
+    def __init__(self, plan: Plan, variant: Variant, matrix: Any, stride: Any, rows: Any) -> None:
+        """stride: elements from one row to the next, an int32; rows: an int or an int32."""
+        self.cols, self.rows, self.variant, self.stride = plan.problem.n, rows, variant, stride
         self.base = kept("uint64", T.reinterpret("uint64", matrix.ptr_to([0, 0])))
 
     def store(self, kind: str, value: Any, row: Any, col: Any) -> None:
         """Write one or two elements, if the first lies in D: two only where N is even."""
-        inside = T.And(row < self.problem.m, col < self.problem.n)
+        inside = T.And(row < self.rows, col < self.cols)
         place = T.cast(row, "int64") * T.cast(self.stride, "int64") + T.cast(col, "int64")
         if self.variant.fault == "illegal_address":
             place = place + T.int64(1 << 40)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.problem import ELEMENT_BYTES
 
@@ -21,6 +21,8 @@ class TensorMapPlan:
     box: elements one copy brings, per dimension
     element_strides: per dimension
     interleave, swizzle, l2_promotion, oob_fill: the driver's enumerations
+    rows_from_call: whether the rows are those of the call, and `extents` has 0 for them
+    short_box: whether the box has at most as many rows as the call
     """
 
     operand: str
@@ -33,6 +35,16 @@ class TensorMapPlan:
     swizzle: int
     l2_promotion: int
     oob_fill: int
+    rows_from_call: bool = False
+    short_box: bool = False
+
+    def called_with(self, rows: int) -> TensorMapPlan:
+        """What a call with this many rows encodes."""
+        if not self.rows_from_call:
+            return self
+        cols, box_rows = self.extents[0], self.box[1]
+        box = (self.box[0], min(box_rows, rows) if self.short_box else box_rows)
+        return replace(self, extents=(cols, rows), box=box)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +67,15 @@ class StridePlan:
     operand: str
 
 
-Parameter = TensorMapPlan | PointerPlan | StridePlan
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsPlan:
+    """A kernel parameter that is M of the call, as an int32."""
+
+    operand: str = "A"
+
+
+Parameter = TensorMapPlan | PointerPlan | StridePlan | RowsPlan
+ROWS, MAPPED_ROWS = "m", "mapped_m"  # M of the call, for the kernel and for its tensor maps
 STRIDES = {"a_stride": "A", "b_stride": "B", "d_stride": "D"}  # parameters of the templates by name
 
 
@@ -78,12 +98,17 @@ class LaunchPlan:
     smem_bytes: int
     parameters: tuple[Parameter, ...]
 
+    @property
+    def dynamic_m(self) -> bool:
+        """Whether M is that of the call."""
+        return any(isinstance(parameter, RowsPlan) for parameter in self.parameters)
+
     def knows_stride_of(self, operand: str) -> bool:
         """Whether the kernel was built for the row stride of a contiguous operand, so that no other can be served.
 
         It was where it computes addresses itself and is not told the stride.
         """
-        mine = {type(parameter) for parameter in self.parameters if parameter.operand == operand}
+        mine = {type(parameter) for parameter in self.parameters if parameter.operand == operand} - {RowsPlan}
         return mine not in ({TensorMapPlan}, {PointerPlan, StridePlan})
 
     def alignment_of(self, operand: str) -> int:

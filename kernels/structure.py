@@ -16,7 +16,7 @@ from kernels.cuda_expressions import SourceError
 from kernels.cuda_instructions import UNKNOWN
 from kernels.cuda_source import Kernel, read_kernel
 from kernels.cuda_trace import Trace, Walk, traces
-from kernels.launch import PointerPlan, StridePlan, TensorMapPlan
+from kernels.launch import PointerPlan, RowsPlan, StridePlan, TensorMapPlan
 from kernels.structure_barriers import Lifetime, Phases, Producer
 from kernels.structure_counts import barrier_slots, check_arrivals, check_bytes, learn_regions, takes_turns
 from kernels.structure_facts import Check, Facts
@@ -196,6 +196,8 @@ def _parameters(lowered: LoweredKernel, problem: GemmProblem, kernel: Kernel) ->
     for name, plan in zip(kernel.parameters, lowered.launch.parameters, strict=False):
         if isinstance(plan, PointerPlan):
             values[name] = BASES[plan.operand]
+        elif isinstance(plan, RowsPlan):
+            values[name] = problem.m
         elif isinstance(plan, StridePlan):
             values[name] = strides[plan.operand]
     return values
@@ -228,7 +230,7 @@ def _maps(
             f"{config.threads} and ({config.cluster_size}, 1, 1)",
         )
     named = zip(kernel.parameters, launch.parameters, strict=False)
-    return {name: plan for name, plan in named if isinstance(plan, TensorMapPlan)}
+    return {name: plan.called_with(problem.m) for name, plan in named if isinstance(plan, TensorMapPlan)}
 
 
 def _check_together(followed: tuple[Trace, ...], findings: _Findings) -> None:

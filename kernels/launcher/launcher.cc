@@ -103,17 +103,21 @@ std::string ShapeText(const TensorView& tensor) {
   return text + ")";
 }
 
-// What one call multiplies. Every extent is that of the module or zero.
+// What one call multiplies. Every extent is that of the module or zero, or M that of the call.
 struct Extents {
   int64_t m, n, k;
 };
+
+constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1 - 2048;  // coordinates of a last tile are 32-bit (kernels/rules.py)
 
 Extents ExtentsOf(const TensorView& a, const TensorView& b) {
   const auto or_zero = [](const TensorView& tensor, int axis, int64_t whole) {
     return axis < tensor.ndim() && tensor.size(axis) == 0 ? 0 : whole;
   };
   const GemmPayload& p = gemm_payload;
-  return {or_zero(a, 0, p.m), or_zero(b, 0, p.n), or_zero(a, 1, p.k)};
+  const int64_t m = p.dynamic_m && a.ndim() > 0 ? a.size(0) : p.m;
+  if (m > kMaxRows) TVM_FFI_THROW(ValueError) << "A has " << m << " rows: at most " << kMaxRows << " are served";
+  return {or_zero(a, 0, m), or_zero(b, 0, p.n), or_zero(a, 1, p.k)};
 }
 
 char* Address(const TensorView& tensor) { return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset(); }
@@ -281,12 +285,18 @@ class ContextGuard {
 
 // ------------------------------------------------------------------------------------------------ launch
 
-void Encode(const GemmParameter& plan, char* address, int64_t row_bytes, CUtensorMap* map) {
-  std::array<uint64_t, GEMM_MAX_RANK> strides;
+// row_bytes: distance of rows, 0 for that of the plan; rows: of the operand in the call.
+void Encode(const GemmParameter& plan, char* address, int64_t row_bytes, int64_t rows, CUtensorMap* map) {
+  std::array<uint64_t, GEMM_MAX_RANK> strides, extents;
+  std::array<uint32_t, GEMM_MAX_RANK> box;
   std::copy(std::begin(plan.strides), std::end(plan.strides), strides.begin());
+  std::copy(std::begin(plan.extents), std::end(plan.extents), extents.begin());
+  std::copy(std::begin(plan.box), std::end(plan.box), box.begin());
   if (row_bytes != 0) strides[0] = static_cast<uint64_t>(row_bytes);
-  Check(driver().encode_tiled(map, static_cast<CUtensorMapDataType>(plan.data_type), plan.rank, address, plan.extents,
-                              strides.data(), plan.box, plan.element_strides,
+  if (plan.rows_from_call) extents[1] = static_cast<uint64_t>(rows);
+  if (plan.short_box) box[1] = static_cast<uint32_t>(std::min<int64_t>(box[1], rows));
+  Check(driver().encode_tiled(map, static_cast<CUtensorMapDataType>(plan.data_type), plan.rank, address, extents.data(),
+                              strides.data(), box.data(), plan.element_strides,
                               static_cast<CUtensorMapInterleave>(plan.interleave),
                               static_cast<CUtensorMapSwizzle>(plan.swizzle),
                               static_cast<CUtensorMapL2promotion>(plan.l2_promotion),
@@ -299,6 +309,7 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
   std::array<char*, 3> addresses;
   alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
   std::array<int32_t, 3> strides;
+  auto rows = static_cast<int32_t>(operands[GEMM_A].size(0));
   std::array<void*, GEMM_MAX_PARAMETERS> arguments;
   for (size_t i = 0; i < operands.size(); ++i) addresses[i] = Address(operands[i]);
   for (size_t i = 0; i < static_cast<size_t>(p.parameter_count); ++i) {
@@ -307,8 +318,10 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
     if (parameter.kind == GEMM_TENSOR_MAP) {
       const TensorView& tensor = operands[operand];
       const bool own_stride = !p.contiguous[operand] && tensor.size(0) > 1;
-      Encode(parameter, addresses[operand], own_stride ? RowBytes(tensor) : 0, &maps[i]);
+      Encode(parameter, addresses[operand], own_stride ? RowBytes(tensor) : 0, tensor.size(0), &maps[i]);
       arguments[i] = &maps[i];
+    } else if (parameter.kind == GEMM_ROWS) {
+      arguments[i] = &rows;
     } else if (parameter.kind == GEMM_STRIDE) {
       strides[operand] = static_cast<int32_t>(RowBytes(operands[operand]) / kElementBytes);
       arguments[i] = &strides[operand];
