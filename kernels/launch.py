@@ -112,6 +112,9 @@ class LaunchPlan:
         return mine not in ({TensorMapPlan}, {PointerPlan, StridePlan})
 
     def alignment_of(self, operand: str) -> int:
-        """Bytes that the start and the row stride of an operand must be a multiple of."""
+        """Bytes that the start and the row stride of an operand must be a multiple of.
+
+        Loads without TMA take any element. Stores without TMA write words of D, so its rows stay as TMA wants them.
+        """
         told = any(isinstance(one, StridePlan) and one.operand == operand for one in self.parameters)
-        return ELEMENT_BYTES if told else TMA_ALIGNMENT
+        return ELEMENT_BYTES if told and operand != "D" else TMA_ALIGNMENT
