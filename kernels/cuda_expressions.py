@@ -50,7 +50,7 @@ class Scope:
     helpers: device functions by name
     arrays: register arrays by name, with their element type
     pointers: pointer variables by name, with the bytes of what they point at
-    floats: register arrays that hold float32 values
+    floats: register arrays of float32 that a text names, as far as it was asked for
     """
 
     helpers: dict[str, Helper]
@@ -58,6 +58,15 @@ class Scope:
     pointers: dict[str, int] = field(default_factory=dict)
     maps: frozenset[str] = frozenset()
     cache: dict[str, Expression] = field(default_factory=dict)
+    floats: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def floats_in(self, text: str) -> tuple[str, ...]:
+        """Arrays of float32 that a text names."""
+        found = self.floats.get(text)
+        if found is None:
+            words = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
+            found = self.floats[text] = tuple(word for word in words if self.arrays.get(word) == "float")
+        return found
 
     def expression(self, text: str) -> Expression:
         """Raises SourceError."""

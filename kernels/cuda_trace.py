@@ -24,7 +24,7 @@ CLUSTER_WINDOW = 1 << 24
 _THREAD_NAMES = frozenset({"threadIdx.x", "warp_id_in_cta"})
 _THREAD_HELPERS = frozenset({"elect", "thread_rank"})
 _RANK_HELPERS = frozenset({"cta_rank", "cta_rank_y"})
-_IGNORED = frozenset({"prefetch", "sleep"})
+_IGNORED = frozenset({"prefetch", "sleep", "shift"})
 # Parameters whose values the rules use; the others (data registers, coordinates) are not followed.
 _FOLLOWED = frozenset(
     {"addr", "count", "barrier", "phase", "tx_count", "dst_mem", "tmap", "mbar", "cta_mask", "mask", "src_mem", "p",
@@ -278,8 +278,7 @@ class _Thread:
             raise SourceError(f"assigns to memory: {statement.target}[{statement.index.text}]")
 
     def float_arrays(self, text: str) -> tuple[str, ...]:
-        arrays = self.kernel.scope.arrays
-        return tuple(name for name in arrays if arrays[name] == "float" and name in text)
+        return self.kernel.scope.floats_in(text)
 
     def call(self, statement: Statement) -> None:
         helper = statement.helper

@@ -67,6 +67,7 @@ FAULTS = {
     "exit_without_cluster_barrier": "a CTA may leave while its peer still multicasts into it",
     "half_multicast": "the shared operand is multicast to this CTA only",
     "wrong_row": "the last tile is stored one row too low",
+    "register_pool": "consumers ask for registers that nobody has given back",
     "illegal_address": "values are written far outside of shared memory, or of D",
 }
 # Those of one form only.
@@ -126,6 +127,8 @@ def build_gemm_sm90(
     WIDE_BYTES, NARROW_BYTES = MMA_ROWS * BLK_K * ELEMENT_BYTES, BLK_N * BLK_K * ELEMENT_BYTES
     ACC, WGMMAS = plan.accumulators, plan.wgmmas
     PRODUCER_REGISTERS, CONSUMER_REGISTERS = sm90_registers(config)
+    if fault == "register_pool":
+        CONSUMER_REGISTERS += 8
     WGMMA = f"wgmma.mma_async.sync.aligned.m64n{BLK_N}k16.f32.{plan.short_dtype}.{plan.short_dtype}"
     EMPTY_ARRIVALS = plan.stage_consumers * CG + (fault == "arrive_count")
 
@@ -396,7 +399,8 @@ def build_gemm_sm90(
 
 
 def _variant(config: Sm90GemmConfig, fault: str, delays_ns: Mapping[str, int]) -> Variant:
-    known = FAULTS | (SPLIT_FAULTS if config.split_k > 1 else {})
+    known = {name: bug for name, bug in FAULTS.items() if name != "register_pool" or config.num_consumers > 1}
+    known |= SPLIT_FAULTS if config.split_k > 1 else {}
     known |= PINGPONG_FAULTS if config.schedule == "pingpong" else {}
     known |= COPY_FAULTS if config.load == "cp_async" else {}
     if fault and fault not in known:

@@ -20,7 +20,16 @@ from kernels.launch import PointerPlan, RowsPlan, StridePlan, TensorMapPlan
 from kernels.structure_barriers import Lifetime, Phases, Producer
 from kernels.structure_counts import barrier_slots, check_arrivals, check_bytes, learn_regions, takes_turns
 from kernels.structure_facts import Check, Facts
-from kernels.structure_sm90 import Copies, Exchange, Turns, WarpStaging, Wgmma, check_multicast, check_parts
+from kernels.structure_sm90 import (
+    Copies,
+    Exchange,
+    Turns,
+    WarpStaging,
+    Wgmma,
+    check_multicast,
+    check_parts,
+    check_registers,
+)
 from kernels.structure_sm100 import Tmem, check_issuers, check_tensor_memory
 from kernels.structure_staging import Staging
 
@@ -35,6 +44,7 @@ RULES: dict[str, str] = {
     "launch plan": "threads and cluster size are those of the config; the kernel takes tensor maps, and address and "
     "row stride of an operand only where it loads or stores it without TMA",
     "barrier init": "each mbarrier of each ring is initialised once, with the arrivals that the config implies",
+    "register pool": "setmaxnreg grants all warpgroups together no more registers than the CTA was launched with",
     "init fence": "fence.mbarrier_init stands between mbarrier.init and the barrier that publishes it",
     "init barrier": "a cluster barrier (CTA barrier without cluster) stands before the first use of an mbarrier",
     "exit barrier": "threads of a cluster leave through a cluster barrier after their last use of an mbarrier",
@@ -167,6 +177,8 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
                 state.see(event, slot)
         for state in states:
             state.end(trace.events[-1].line if trace.events else 0)
+    if isinstance(config, Sm90GemmConfig):
+        check_registers(config, followed, findings.report)
     check_bytes(facts, followed, findings.report)
     check_arrivals(facts, followed, findings.report)
     _check_together(followed, findings)
@@ -180,7 +192,7 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
 
 _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
     "mbarrier_init", "init_fence", "mbarrier_wait", "expect_tx", "arrive", "tma_load", "tma_store", "bulk_commit",
-    "bulk_wait", "bulk_wait_read", "row_copy", "copy_commit", "copy_wait", "shift", "convert", "register_read", "shared_read", "global_write", "warp_barrier",
+    "bulk_wait", "bulk_wait_read", "row_copy", "copy_commit", "copy_wait", "convert", "register_read", "shared_read", "global_write", "warp_barrier",
     "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit", "fence_after_sync",
 }  # fmt: skip
 

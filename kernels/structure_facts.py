@@ -59,6 +59,7 @@ class Facts:
     barriers: ring and slot number by shared-memory address
     bases: addresses in global memory that pointers are given
     regions: where stages lie, learned from the loads
+    first_tail: where the tails of cp_async begin, behind all else in shared memory
     """
 
     config: GemmConfig
@@ -67,6 +68,11 @@ class Facts:
     barriers: dict[int, tuple[str, int]]
     bases: dict[str, int] = field(default_factory=dict)
     regions: list[Region] = field(default_factory=list)
+    first_tail: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        tails = self.config.tail_bytes if isinstance(self.config, Sm90GemmConfig) else 0
+        self.first_tail = resources_of(self.config).smem_bytes - self.config.pipe_depth * tails
 
     def slot(self, event: Event, rank: int) -> Slot | None:
         """The mbarrier that an instruction of CTA `rank` uses, or None where it uses none that was initialised."""
@@ -76,12 +82,6 @@ class Facts:
         window, address = divmod(int(event.values[operand]), CLUSTER_WINDOW)
         found = self.barriers.get(address)
         return Slot(*found, window - 1 if window else rank) if found else None
-
-    @property
-    def first_tail(self) -> int:
-        """Where the tails of cp_async begin, behind all else in shared memory."""
-        tails = self.config.tail_bytes if isinstance(self.config, Sm90GemmConfig) else 0
-        return resources_of(self.config).smem_bytes - self.config.pipe_depth * tails
 
     def operand_at(self, address: int) -> str:
         """The operand whose pointer was given the next lower address, or the one below 16 bytes above it."""

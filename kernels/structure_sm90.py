@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernels.config import Sm90GemmConfig
 from kernels.cuda_trace import CLUSTER_WINDOW
+from kernels.resources import sm90_entry_registers
 from kernels.structure_counts import loads
 from kernels.structure_facts import Check, Facts, Report, Slot
 
@@ -263,6 +264,21 @@ class WarpStaging(Check):
                 self.report(
                     "staging barrier", event.line, f"{event.text} starts without a warp barrier: lanes may be staging"
                 )
+
+
+def check_registers(config: Sm90GemmConfig, followed: tuple[Trace, ...], report: Report) -> None:
+    """What warpgroups of a CTA ask for must be there: setmaxnreg.inc waits for registers that another gives back."""
+    granted: dict[int, tuple[int, int]] = {}
+    for trace in followed:
+        for event in trace.events:
+            if event.kind == "setmaxnreg" and trace.rank == 0:
+                granted[trace.warpgroup] = (int(event.text.split()[-1]), event.line)
+    launched = sm90_entry_registers(config) * config.threads
+    asked = 128 * sum(registers for registers, _line in granted.values())
+    if asked > launched:
+        line = max(granted.values())[1]
+        message = f"setmaxnreg grants {asked} registers in all, the CTA is launched with {launched}: consumers wait"
+        report("register pool", line, message)
 
 
 def check_multicast(facts: Facts, followed: tuple[Trace, ...], report: Report) -> None:

@@ -10,7 +10,7 @@ from kernels.arch import SM_90A, SM_100A, Arch
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig, config_from_dict
 from kernels.errors import ConfigError
 from kernels.problem import GemmProblem
-from kernels.resources import resources_of
+from kernels.resources import resources_of, sm90_entry_registers, sm90_registers
 from kernels.rules import config_violation, problem_violation, violation
 
 SQUARE = GemmProblem.parse("4096x4096x4096")
@@ -141,3 +141,13 @@ def test_clusters_never_exceed_tiles_or_sms() -> None:
     config = Sm90GemmConfig(cta_group=2)
     assert config.clusters(SQUARE, 132) == 66
     assert config.clusters(GemmProblem.parse("64x256x64"), 132) == 1
+
+
+@pytest.mark.parametrize("load", ["tma", "cp_async"])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_registers_that_warpgroups_are_granted_are_there(consumers: int, load: str) -> None:
+    """setmaxnreg waits for registers: 96 + 2 * 208 of 3 * 168 hung at every launch (H200)."""
+    config = Sm90GemmConfig(num_consumers=consumers, load=load)
+    producer, consumer = sm90_registers(config)
+    assert producer % 8 == consumer % 8 == 0
+    assert producer + consumers * consumer <= (consumers + 1) * sm90_entry_registers(config)
