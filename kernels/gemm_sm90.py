@@ -88,6 +88,7 @@ COPY_FAULTS = {
     "early_fill": "a stage is handed over before the warp has moved its values",
     "whole_pieces": "the last copy of a row brings what lies behind K",
 }
+EVERY_FAULT = FAULTS | SPLIT_FAULTS | PINGPONG_FAULTS | COPY_FAULTS
 
 
 def build_gemm_sm90(

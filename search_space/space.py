@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING
 from kernels.arch import Arch, arch_named
 from kernels.config import CONFIG_CLASSES, GemmConfig, Loads, Rasters, Schedules, Sm90GemmConfig
 from kernels.resources import resources_of
-from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
+from kernels.rules import (
+    COPYING_CONSUMERS,
+    config_violation,
+    epilogue_violation,
+    fit_violation,
+    problem_violation,
+    violation,
+)
 
 if TYPE_CHECKING:
     import random
@@ -95,14 +102,22 @@ _HOPPER_FORMS: tuple[Choices, ...] = (
         "epi_stages": (1,),
     },
 )
-# A pair of CTAs shares what TMA multicasts.
+# Only TMA multicasts to a pair of CTAs.
 _ALONE: Choices = {"cta_group": (1,), "share": ("B",), "blk_k": (64, 128), "epi_stages": (1, 2)}
+
+
+def _copying(form: Choices) -> Choices:
+    """A form of the Hopper template with cp_async; one that needs more consumers than that has is left with none."""
+    consumers = tuple(n for n in form.get("num_consumers", (1, 2, 3)) if int(n) <= COPYING_CONSUMERS)
+    return _ALONE | form | {"num_consumers": consumers, "load": ("cp_async",)}
+
+
 # The forms of a template: parts of the product without overlap that are searched. What lies between them is legal too,
 # but combines things that leave each other no use, such as a pair that shares a short operand.
 _FORMS: dict[str, tuple[Choices, ...]] = {
     "sm_90a": (
         *(form | {"load": ("tma",)} for form in _HOPPER_FORMS),
-        *(_ALONE | form | {"load": ("cp_async",)} for form in _HOPPER_FORMS),
+        *map(_copying, _HOPPER_FORMS),
     ),
     "sm_100a": ({},),
 }

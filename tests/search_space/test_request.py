@@ -127,8 +127,8 @@ def test_unaligned_problem_is_refused_with_the_padding_that_would_help() -> None
     """The message is the rule with its number and a way out."""
     odd = GemmProblem(m=1, n=8, k=100)
     with pytest.raises(RequestError, match=r"k = 100 is not a multiple of 8.*pad k to 104"):
-        TuneRequest(problem=odd, arch="sm_90a")
-    assert TuneRequest(problem=GemmProblem(m=1, n=9, k=96), arch="sm_90a").problem.n == 9
+        TuneRequest(problem=odd, arch="sm_100a")
+    assert TuneRequest(problem=GemmProblem(m=1, n=9, k=97), arch="sm_90a").problem.k == 97
 
 
 def test_problem_larger_than_the_device_is_refused_with_both_sizes() -> None:
