@@ -279,8 +279,8 @@ const struct GemmPayload gemm_payload = {{
 def _parameter(parameter: Any) -> str:
     operand = OPERANDS.index(parameter.operand)
     if not isinstance(parameter, TensorMapPlan):
-        kind = {PointerPlan: "GEMM_POINTER", StridePlan: "GEMM_STRIDE", RowsPlan: "GEMM_ROWS"}[type(parameter)]
-        return f"{{.kind = {kind}, .operand = {operand}}}"
+        kinds: dict[type, str] = {PointerPlan: "GEMM_POINTER", StridePlan: "GEMM_STRIDE", RowsPlan: "GEMM_ROWS"}
+        return f"{{.kind = {kinds[type(parameter)]}, .operand = {operand}}}"
 
     def braces(values: tuple[int, ...]) -> str:
         return "{" + ", ".join(map(str, values)) + "}"

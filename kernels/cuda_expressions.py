@@ -252,10 +252,7 @@ class _Parser:
             return inner
         if not re.match(r"[A-Za-z_]", token):
             raise SourceError(f"cannot read {self.text!r} at {token!r}")
-        if token == "reinterpret_cast":  # of a pointer to the integer that it is
-            self.skip_type()
-            return self.primary()
-        if self.peek() == "(":
+        if token == "reinterpret_cast" or self.peek() == "(":
             return self.call(token)
         if token in self.scope.arrays:
             return Expression("", lambda thread: token, TYPE_BYTES[self.scope.arrays[token]])
@@ -263,12 +260,11 @@ class _Parser:
             return Expression("", lambda thread: token)
         return Expression("", lambda thread: thread.variable(token), self.scope.pointers.get(token, 0))
 
-    def skip_type(self) -> None:
-        self.take("<")
-        self.take()
-        self.take(">")
-
     def call(self, name: str) -> Expression:
+        if name == "reinterpret_cast":  # of a pointer, to the integer that it is
+            for expected in ("<", "", ">"):
+                self.take(expected)
+            return self.primary()
         self.take("(")
         arguments = []
         while self.peek() != ")":

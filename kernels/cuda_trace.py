@@ -306,9 +306,7 @@ class _Thread:
     def prepare(self, statement: Statement, helper: Helper) -> None:
         """Choose, once for all threads, which operands of an instruction to follow."""
         named = dict(zip(helper.parameters, statement.arguments, strict=False))
-        if helper.kind in ("convert", "remote_write"):
-            statement.registers = self.float_arrays(" ".join(statement.arguments))
-        elif helper.kind == "shared_read":
+        if helper.kind in ("convert", "remote_write", "shared_read"):
             statement.registers = self.float_arrays(" ".join(statement.arguments))
         elif helper.kind in ("wgmma", "tcgen05_ld"):
             statement.registers = self.float_arrays(statement.arguments[0])

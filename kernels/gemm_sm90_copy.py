@@ -18,6 +18,7 @@ only feed elements of D that are not stored.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
@@ -27,6 +28,8 @@ from kernels.gemm_sm90_emit import Variant, i32, kept, shared_address
 from kernels.problem import ELEMENT_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernels.gemm_sm90_epilogue import Thread
     from kernels.gemm_sm90_plan import Operand, Plan
 
@@ -40,7 +43,7 @@ _MOVED_AT_ONCE = 4  # pieces that a lane holds: 12 registers each
 
 
 class Walking:
-    """An address that goes on by equal steps. As a multiple of the step nvcc would keep each in registers of its own."""
+    """An address that goes on by equal steps. As multiples of the step, nvcc would keep each in its own registers."""
 
     def __init__(self, dtype: str, start: Any, step: Any) -> None:
         self._register, self._step = T.alloc_local((1,), dtype), step
@@ -128,13 +131,17 @@ class RowCopies:
     def _tail_stage(self) -> int:
         return self.plan.tail_stage_bytes
 
-    def _with_rows(self, step: int, emit: Any) -> None:
-        """Emit for the warps whose rows of a step lie in the tile: its rows are a multiple of 8, not of 16."""
-        if self.operand.tile_rows - step * _STEP_ROWS >= _STEP_ROWS:
-            emit()
+    @contextmanager
+    def _warps_of(self, step: int) -> Iterator[None]:
+        """For the warps whose rows of a step lie in the tile: its rows are a multiple of 8, not of 16."""
+        if self._is_whole(step):
+            yield
         else:
             with T.If(self.thread.warp < 2), T.Then():
-                emit()
+                yield
+
+    def _is_whole(self, step: int) -> bool:
+        return self.operand.tile_rows - step * _STEP_ROWS >= _STEP_ROWS
 
     # ------------------------------------------------------------------ copies
 
@@ -155,13 +162,15 @@ class RowCopies:
         source = Walking("int64", start, self.step)
         for step in self._steps:
             place = target + T.uint32(step * _STEP_BYTES)
-            self._with_rows(step, lambda: self._copy_step(place, self._inside(row, step), source.now, sizes))
+            with self._warps_of(step):
+                self._copy_step(place, self._inside(row, step), source.now, sizes)
             source.go_on()
         with T.If((self.thread.lane & 7) == 7), T.Then():
             source = Walking("int64", start + T.int64((self.plan.slabs - 1) * _ROW_BYTES + _PIECE_BYTES), self.step)
             for step in self._steps:
                 place = tail + T.uint32(step * _STEP_ROWS * TAIL_BYTES)
-                self._with_rows(step, lambda: self._one(place, self._inside(row, step), source.now, tail_size))
+                with self._warps_of(step):
+                    self._one(place, self._inside(row, step), source.now, tail_size)
                 source.go_on()
 
     def _inside(self, row: Any, step: int) -> Any:
@@ -193,10 +202,11 @@ class RowCopies:
         at_once = max(1, _MOVED_AT_ONCE // self.plan.slabs)
         for first in range(0, len(self._steps), at_once):
             steps = list(self._steps)[first : first + at_once]
-            whole = [step for step in steps if self.operand.tile_rows - step * _STEP_ROWS >= _STEP_ROWS]
-            for batch in (whole, [step for step in steps if step not in whole]):
+            whole = [step for step in steps if self._is_whole(step)]
+            for batch in (whole, steps[len(whole) :]):
                 if batch:
-                    self._with_rows(batch[0], lambda: self._move(batch, target, following))
+                    with self._warps_of(batch[0]):
+                        self._move(batch, target, following)
 
     def _move(self, steps: list[int], target: Any, following: list[Walking]) -> None:
         """Read both pieces of each row and slab, then let the whole warp have read, then write."""
@@ -239,8 +249,11 @@ class CopyProducer:
 
     def begin(self, a: tuple[Any, ...], b: tuple[Any, ...], tails: Any) -> None:
         """Emit what stays the same. For each operand: matrix, elements between rows, rows, ring of stages."""
-        self.a.begin(*a, tails, TAIL_BYTES * self.plan.config.cta_cols)
-        self.b.begin(*b, tails, 0)
+        for copies, (matrix, stride, rows, smem), first in (
+            (self.a, a, TAIL_BYTES * self.plan.config.cta_cols),
+            (self.b, b, 0),
+        ):
+            copies.begin(matrix, stride, rows, smem, tails, first)
 
     def copy(self, stage: Any, row: Any, col: Any, k: Any) -> None:
         """Begin the copies of one stage, as one group. `row`, `col`: where the tile of D begins."""

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import CompileError
 from kernels.ladder import Sm90StepConfig, Sm100StepConfig, StepConfig
-from kernels.launch import MAPPED_ROWS, OPERANDS, ROWS, STRIDES, LaunchPlan, Parameter, PointerPlan, RowsPlan, StridePlan, TensorMapPlan
+from kernels.launch import (
+    MAPPED_ROWS,
+    OPERANDS,
+    ROWS,
+    STRIDES,
+    LaunchPlan,
+    Parameter,
+    PointerPlan,
+    RowsPlan,
+    StridePlan,
+    TensorMapPlan,
+)
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
@@ -121,7 +132,9 @@ class _Wrapper:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.bindings = dict(re.findall(r"^\s*(?:auto|size_t|int32_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE))
+        self.bindings = dict(
+            re.findall(r"^\s*(?:auto|size_t|int32_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE)
+        )
 
     def integer(self, expression: str) -> int:
         """Follow casts and bindings down to a literal."""

@@ -192,8 +192,9 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
 
 _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
     "mbarrier_init", "init_fence", "mbarrier_wait", "expect_tx", "arrive", "tma_load", "tma_store", "bulk_commit",
-    "bulk_wait", "bulk_wait_read", "row_copy", "copy_commit", "copy_wait", "convert", "register_read", "shared_read", "global_write", "warp_barrier",
-    "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit", "fence_after_sync",
+    "bulk_wait", "bulk_wait_read", "row_copy", "copy_commit", "copy_wait", "convert", "register_read", "shared_read",
+    "global_write", "warp_barrier", "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit",
+    "fence_after_sync",
 }  # fmt: skip
 
 
@@ -227,7 +228,11 @@ def _maps(
 ) -> dict[str, TensorMapPlan]:
     launch = lowered.launch
     addressed = _addressed(problem, config)
-    kinds = {PointerPlan: addressed, StridePlan: addressed, TensorMapPlan: "".join(c for c in "ABD" if c not in addressed)}
+    kinds = {
+        PointerPlan: addressed,
+        StridePlan: addressed,
+        TensorMapPlan: "".join(c for c in "ABD" if c not in addressed),
+    }
     found = {kind: "".join(p.operand for p in launch.parameters if isinstance(p, kind)) for kind in kinds}
     if len(launch.parameters) != len(kernel.parameters) or found != kinds:
         findings.report(

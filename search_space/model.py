@@ -80,8 +80,8 @@ REGISTER_STORE_CLOCKS = 8
 # tiles took 5 us at 512x4096x14336.
 EXCHANGE_US = 1.2
 EXCHANGE_BYTES_PER_CLOCK = 8
-# Stores by threads where TMA cannot store D (N % 8 != 0): a warp stores rows one after the other, a sector each clock and
-# one more for a row that starts within a sector.
+# Stores by threads where TMA cannot store D (N % 8 != 0): a warp stores rows one after the other, a sector each clock
+# and one more for a row that starts within a sector.
 SECTOR_CLOCKS = 1
 # Issue slots of a producer warp for 16 rows of 64 elements that cp_async copies and moves, counted in the machine code.
 # Every scheduler of an SM has one of the four warps, so they are clocks as well.

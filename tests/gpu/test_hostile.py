@@ -83,7 +83,10 @@ def test_line_shows_ratio_and_call_and_what_is_wrong_is_named() -> None:
     assert line_of(done) == (
         "| 2048x128x2400 bf16 | 10.00 | 1.250 [1.200, 1.300] | 1.250 | blk_n=64 | rows apart: right |"
     )
-    failed = done | {"call": {"kind": "rows apart", "right": False, "said": "relative error 1"}, "search": {"failed": []}}
+    failed = done | {
+        "call": {"kind": "rows apart", "right": False, "said": "relative error 1"},
+        "search": {"failed": []},
+    }
     taken = {"row": row(8, 8, 64, batch=4), "refusal": ""}
     assert list(wrong({"rows": [done]})) == []
     assert [text.partition(":")[0] for text in wrong({"rows": [failed, taken]})] == [

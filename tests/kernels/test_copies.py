@@ -112,7 +112,7 @@ def run_warp(kernel: Kernel, warp: int, machine: Machine, walk: Walk, parameters
             lane.run(kernel.body)
         except threading.BrokenBarrierError:
             pass
-        except BaseException as error:  # noqa: BLE001 (handed to the test)
+        except BaseException as error:  # handed to the test
             failed.append(error)
             machine.barrier.abort()
 
@@ -136,7 +136,12 @@ def unswizzled(shared: np.ndarray[Any, Any], start: int, tile_rows: int, row: in
 
 CASES = (
     # odd K, so rows start at every alignment; four stages
-    (GemmProblem(m=70, n=18, k=137), Sm90GemmConfig(num_consumers=1, blk_n=32, epi_n=16, epi_stages=1, load="cp_async"), 0, (3,)),
+    (
+        GemmProblem(m=70, n=18, k=137),
+        Sm90GemmConfig(num_consumers=1, blk_n=32, epi_n=16, epi_stages=1, load="cp_async"),
+        0,
+        (3,),
+    ),
     # two slabs a stage, rows 8 bytes apart in alignment, three stages
     (
         GemmProblem(m=20, n=100, k=260),
@@ -158,7 +163,9 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("problem", "config", "apart", "warps"), CASES, ids=lambda value: getattr(value, "shape", None))
+@pytest.mark.parametrize(
+    ("problem", "config", "apart", "warps"), CASES, ids=lambda value: getattr(value, "shape", None)
+)
 def test_stage_holds_the_tile_whatever_the_alignment_of_rows(
     problem: GemmProblem, config: Sm90GemmConfig, apart: int, warps: tuple[int, ...]
 ) -> None:

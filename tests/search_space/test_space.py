@@ -175,7 +175,7 @@ def test_problem_whose_d_has_no_16_byte_rows_is_served_on_hopper_alone(shape: st
     """With either operand on the wide side: threads store D."""
     problem, rng = GemmProblem.parse(shape), random.Random(9)
     assert 0 < count_legal(problem, H200) <= count_legal(SQUARE, H200)
-    draws = [random_legal(problem, H200, rng) for _ in range(50)]
+    draws = [random_legal(problem, H200, rng) for _ in range(400)]
     assert all(is_legal(problem, draw, H200) for draw in draws)
     assert {draw.to_dict()["swap_ab"] for draw in draws} == {False, True}
     assert count_legal(problem, B200) == 0

@@ -173,7 +173,8 @@ class Search:
         """A trial."""
         return EvaluateJob(
             problem=problem, config=config, module_path=self.store.path(kernel.sha256), module_sha256=kernel.sha256,
-            source_hash=kernel.source_hash, protocol=MeasureProtocol(), incumbent_us=incumbent_us, seed=0, phase="trial",
+            source_hash=kernel.source_hash, protocol=MeasureProtocol(), incumbent_us=incumbent_us, seed=0,
+            phase="trial",
         )  # fmt: skip
 
     def call(self, row: Json, call: Json, config: GemmConfig, engine: Engine) -> Json:

@@ -67,7 +67,7 @@ SPLIT = Setup(
     problem=GemmProblem(m=2048, n=2048, k=4096, dtype=Dtype.FP16),
     config=Sm90GemmConfig(split_k=4, num_consumers=2, blk_n=64, blk_k=64, pipe_depth=4, epi_n=32),
 )
-# Eight tiles for each CTA, so that its consumers take turns four times; a ring that a tile does not come round in whole.
+# Eight tiles for each CTA, so that its consumers take turns four times; a tile does not come round the ring in whole.
 PINGPONG = Setup(
     name="pingpong",
     problem=GemmProblem(m=16384, n=1024, k=4096, dtype=Dtype.FP16),
