@@ -243,7 +243,7 @@ class _Parser:
 
     def primary(self) -> Expression:
         token = self.take()
-        if token[0].isdigit():
+        if token[:1].isdigit():
             number = int(token.removesuffix("ULL"))
             return Expression("", lambda thread: number)
         if token == "(":

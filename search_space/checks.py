@@ -160,8 +160,11 @@ def _order(config: GemmConfig, walk: Walk) -> str | None:
 
 
 def _bytes_in_flight(config: GemmConfig, depth: int, walk: Walk) -> str | None:
-    """Hopper only: a tcgen05 commit frees its stage by itself, and no depth sweep was measured on Blackwell."""
-    if not isinstance(config, Sm90GemmConfig) or depth >= walk.waves * walk.k_blocks:
+    """Hopper only: a tcgen05 commit frees its stage by itself, and no depth sweep was measured on Blackwell.
+
+    Nor was one with cp_async.
+    """
+    if not isinstance(config, Sm90GemmConfig) or config.load != "tma" or depth >= walk.waves * walk.k_blocks:
         return None
     stage = config.stage_bytes
     in_flight = (depth - 1) * stage
