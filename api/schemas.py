@@ -68,7 +68,7 @@ class ProblemIn(Strict):
     n: Extent
     """Rows of B, columns of D; a multiple of 8 on sm_100a."""
     k: Extent
-    """Columns of A and B; a multiple of 8."""
+    """Columns of A and B; a multiple of 8 on sm_100a."""
     dtype: Name = "bf16"
     """`bf16` or `fp16`."""
     layout: Name = "NT"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.gemm_names import ANSWER_SLOTS
 from kernels.problem import ELEMENT_BYTES
-from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS, resources_of
+from kernels.resources import HEADER_BYTES, WGMMA_ROWS, resources_of, sm90_registers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -356,13 +356,16 @@ def _sm100_columns(config: Sm100GemmConfig) -> Iterator[Columns]:
 
 
 def _sm90(config: Sm90GemmConfig) -> Anatomy:
-    producer, consumer = SM90_REGISTERS[config.num_consumers]
+    producer, consumer = sm90_registers(config)
     wide, narrow = ("B", "A") if config.swap_ab else ("A", "B")
     parts = [_ring(config, wide, config.mma_rows), _ring(config, narrow, config.blk_n)]
     if not config.swap_ab:
         parts.append(_staging(config, WGMMA_ROWS, config.epi_n, config.staging_bytes))
     if config.split_k > 1:
         parts.append(_exchange_region(config))
+    if config.load == "cp_async":
+        layout = f"{config.pipe_depth} stages of 16 B for each row: what is copied of it beyond its place in the rings"
+        parts.append(("tails", config.pipe_depth * config.tail_bytes, layout))
     return Anatomy(
         roles=tuple(_sm90_roles(config)),
         barriers=tuple(_sm90_barriers(config)),
@@ -383,10 +386,14 @@ def _sm90_roles(config: Sm90GemmConfig) -> Iterator[Role]:
     every = f" of each of {config.cluster_size} CTAs" if config.cluster_size > 1 else ""
     multicast = f", half of each tile of {config.share} multicast to both" if config.cta_group > 1 else ""
     turns, split = config.schedule == "pingpong", config.split_k > 1
+    if config.load == "tma":
+        scope, dispatch = "warp 0{}: one elected thread", f"cp.async.bulk.tensor loads of A and B{multicast}"
+    else:
+        scope, dispatch = "all{}: 128 threads", "cp.async of 16-byte pieces of A and B, shifted to their place"
     yield Role(
-        name="TMA producer",
-        scope=f"warpgroup {config.num_consumers}, warp 0{every}: one elected thread",
-        dispatch=f"cp.async.bulk.tensor loads of A and B{multicast}",
+        name="TMA producer" if config.load == "tma" else "copying producer",
+        scope=f"warpgroup {config.num_consumers}, {scope.format(every)}",
+        dispatch=dispatch,
         waits=("mma2tma",),
         signals=("tma2mma",),
     )
@@ -409,12 +416,13 @@ def _sm90_roles(config: Sm90GemmConfig) -> Iterator[Role]:
 def _sm90_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
     pair, turns = config.cta_group > 1, config.schedule == "pingpong"
     readers = "the consumer whose turn it is" if turns else "each consumer"
+    fills = f"this CTA's producer announces the bytes; the copies{' of both CTAs' if pair else ''} count theirs"
     yield Barrier(
         name="tma2mma",
         kind="mbarrier",
         slots=config.pipe_depth,
-        arrivals=1,
-        arrives=f"this CTA's producer announces the bytes; the copies{' of both CTAs' if pair else ''} count theirs",
+        arrivals=1 if config.load == "tma" else 4,
+        arrives=fills if config.load == "tma" else "one thread of each producer warp, when its values are in place",
         waits=f"{readers} of this CTA",
         protects="a stage of A and B that is not yet full",
     )

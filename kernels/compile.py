@@ -21,7 +21,7 @@ import platformdirs
 
 from kernels.artifacts import write_atomically
 from kernels.errors import CompileError
-from kernels.launch import OPERANDS, LaunchPlan, TensorMapPlan
+from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, RowsPlan, StridePlan, TensorMapPlan
 from kernels.lowering import lower
 from kernels.prelude import light
 from kernels.problem import Dtype, GemmProblem
@@ -119,6 +119,8 @@ def compile_kernel(
             "source_hash": lowered.source_hash,
             "toolchain": toolchain.name,
         }
+        if lowered.launch.dynamic_m:
+            description["dynamic_m"] = True
         payload = _payload_source(cubin, description, lowered.launch, problem, config)
         module = _link_module(payload, toolchain, work, cache)
         linked = time.perf_counter()
@@ -259,12 +261,13 @@ const struct GemmPayload gemm_payload = {{
   .cubin = gemm_cubin,
   .arch = "{config.arch.name}",
   .capability_major = {major}, .capability_minor = {minor},
-  .m = {problem.m}, .n = {problem.n}, .k = {problem.k},
+  .m = {problem.m}, .n = {problem.n}, .k = {problem.k}, .dynamic_m = {int(launch.dynamic_m)},
   .is_bfloat16 = {int(problem.dtype is Dtype.BF16)},
   .grid = {launch.grid}, .threads = {launch.threads},
   .cluster = {{{", ".join(map(str, launch.cluster))}}},
   .smem_bytes = {launch.smem_bytes},
   .contiguous = {{{", ".join(str(int(launch.knows_stride_of(operand))) for operand in OPERANDS)}}},
+  .alignment = {{{", ".join(str(launch.alignment_of(operand)) for operand in OPERANDS)}}},
   .parameter_count = {len(launch.parameters)},
   .parameters = {{
     {parameters}
@@ -276,7 +279,8 @@ const struct GemmPayload gemm_payload = {{
 def _parameter(parameter: Any) -> str:
     operand = OPERANDS.index(parameter.operand)
     if not isinstance(parameter, TensorMapPlan):
-        return f"{{.kind = GEMM_POINTER, .operand = {operand}}}"
+        kinds: dict[type, str] = {PointerPlan: "GEMM_POINTER", StridePlan: "GEMM_STRIDE", RowsPlan: "GEMM_ROWS"}
+        return f"{{.kind = {kinds[type(parameter)]}, .operand = {operand}}}"
 
     def braces(values: tuple[int, ...]) -> str:
         return "{" + ", ".join(map(str, values)) + "}"
@@ -286,7 +290,8 @@ def _parameter(parameter: Any) -> str:
         f".rank = {len(parameter.extents)}, .extents = {braces(parameter.extents)}, "
         f".strides = {braces(parameter.strides_bytes)}, .box = {braces(parameter.box)}, "
         f".element_strides = {braces(parameter.element_strides)}, .interleave = {parameter.interleave}, "
-        f".swizzle = {parameter.swizzle}, .l2_promotion = {parameter.l2_promotion}, .oob_fill = {parameter.oob_fill}}}"
+        f".swizzle = {parameter.swizzle}, .l2_promotion = {parameter.l2_promotion}, .oob_fill = {parameter.oob_fill}, "
+        f".rows_from_call = {int(parameter.rows_from_call)}, .short_box = {int(parameter.short_box)}}}"
     )
 
 

@@ -16,9 +16,11 @@ from kernels.errors import ConfigError
 from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 
 Rasters = ("m", "n", "m-serpentine", "n-serpentine")
+TAIL_BYTES = 16  # of each row that starts within 16 bytes: they end in one piece of 16 bytes more
 GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
 Schedulers = ("static", "clc")
+Loads = ("tma", "cp_async")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,7 @@ class Sm90GemmConfig(GemmConfig):
     swap_ab: rows of B ride the 64-row side of wgmma and rows of A its narrow side, for small M; blk_m then counts
         rows of B of one consumer, and blk_n rows of A
     split_k: CTAs of a cluster that each compute a part of K of the same tile; float32 sums meet in shared memory
+    load: "tma" needs rows of A and B that start at multiples of 16 bytes, "cp_async" takes any
     """
 
     arch: ClassVar[Arch] = SM_90A
@@ -195,10 +198,11 @@ class Sm90GemmConfig(GemmConfig):
     schedule: str = "cooperative"
     swap_ab: bool = False
     split_k: int = 1
+    load: str = "tma"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for knob, allowed in (("share", ("A", "B")), ("schedule", Schedules)):
+        for knob, allowed in (("share", ("A", "B")), ("schedule", Schedules), ("load", Loads)):
             if (value := getattr(self, knob)) not in allowed:
                 known = " or ".join(map(repr, allowed))
                 raise ConfigError(f"knob {knob} must be {known}, got {value!r}", knob=knob)
@@ -217,6 +221,16 @@ class Sm90GemmConfig(GemmConfig):
     def cta_cols(self) -> int:
         """Rows of B, which are columns of D, that one CTA stages."""
         return self.mma_rows if self.swap_ab else self.blk_n
+
+    @property
+    def tail_bytes(self) -> int:
+        """Shared memory of one stage for what cp_async copies of each row beyond its place in the stage."""
+        return TAIL_BYTES * (self.cta_rows + self.cta_cols) if self.load == "cp_async" else 0
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of one CTA, in bytes."""
+        return super().stage_bytes + self.tail_bytes
 
     @property
     def cluster_size(self) -> int:

@@ -51,7 +51,7 @@ class Scope:
     helpers: device functions by name
     arrays: register arrays by name, with their element type
     pointers: pointer variables by name, with the bytes of what they point at
-    floats: register arrays that hold float32 values
+    floats: register arrays of float32 that a text names, as far as it was asked for
     """
 
     helpers: dict[str, Helper]
@@ -59,6 +59,15 @@ class Scope:
     pointers: dict[str, int] = field(default_factory=dict)
     maps: frozenset[str] = frozenset()
     cache: dict[str, Expression] = field(default_factory=dict)
+    floats: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def floats_in(self, text: str) -> tuple[str, ...]:
+        """Arrays of float32 that a text names."""
+        found = self.floats.get(text)
+        if found is None:
+            words = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
+            found = self.floats[text] = tuple(word for word in words if self.arrays.get(word) == "float")
+        return found
 
     def expression(self, text: str) -> Expression:
         """Raises SourceError."""
@@ -69,7 +78,7 @@ class Scope:
 
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|(?P<name>(?:threadIdx|blockIdx)\.[xyz]|unsigned long long|[A-Za-z_]\w*)"
+    r"\s*(?:(?P<number>\d+(?:ULL)?)|(?P<name>(?:threadIdx|blockIdx)\.[xyz]|unsigned long long|[A-Za-z_]\w*)"
     r"|(?P<operator><<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^<>!~?:()\[\],.]))"
 )
 _LEVELS = (
@@ -235,8 +244,8 @@ class _Parser:
 
     def primary(self) -> Expression:
         token = self.take()
-        if token.isdigit():
-            number = int(token)
+        if token[:1].isdigit():
+            number = int(token.removesuffix("ULL"))
             return Expression("", lambda thread: number)
         if token == "(":
             inner = self.conditional()
@@ -244,7 +253,7 @@ class _Parser:
             return inner
         if not re.match(r"[A-Za-z_]", token):
             raise SourceError(f"cannot read {self.text!r} at {token!r}")
-        if self.peek() == "(":
+        if token == "reinterpret_cast" or self.peek() == "(":
             return self.call(token)
         if token in self.scope.arrays:
             return Expression("", lambda thread: token, TYPE_BYTES[self.scope.arrays[token]])
@@ -253,6 +262,10 @@ class _Parser:
         return Expression("", lambda thread: thread.variable(token), self.scope.pointers.get(token, 0))
 
     def call(self, name: str) -> Expression:
+        if name == "reinterpret_cast":  # of a pointer, to the integer that it is
+            for expected in ("<", "", ">"):
+                self.take(expected)
+            return self.primary()
         self.take("(")
         arguments = []
         while self.peek() != ")":
@@ -264,6 +277,8 @@ class _Parser:
             return arguments[1]
         if name == "clock64":  # the random sleeps of a stress build
             return Expression("", lambda thread: None)
+        if name in ("min", "max"):
+            return _combine({"min": min, "max": max}[name], *arguments)
         if name == "make_uint2":
             low, high = arguments
             return Expression(

@@ -47,11 +47,11 @@ class Statement:
 class Kernel:
     """The kernel of one source.
 
-    maps: parameter names in order, of tensor maps and of pointers
+    parameters: names in order: of tensor maps, of pointers and of integers
     body: top-level statements
     """
 
-    maps: tuple[str, ...]
+    parameters: tuple[str, ...]
     body: list[Statement]
     scope: Scope
 
@@ -84,15 +84,18 @@ def read_kernel(source: str, symbol: str) -> Kernel:
     head = re.search(rf'^extern "C" __global__ [^\n;]*\b{symbol}\(([^\n]*)\) \{{$', source, flags=re.MULTILINE)
     if head is None:
         raise SourceError(f"the source has no kernel {symbol}")
-    maps = tuple(part.split()[-1] for part in head[1].split(",") if part.strip())
-    scope = Scope(helpers=read_helpers(source), maps=frozenset(maps))
+    parts = [part.split() for part in head[1].split(",") if part.strip()]
+    parameters = tuple(words[-1] for words in parts)
+    maps = frozenset(words[-1] for words in parts if "CUtensorMap" in words)
+    pointers = {words[-1]: TYPE_BYTES[words[0].rstrip("*")] for words in parts if words[0].endswith("*")}
+    scope = Scope(helpers=read_helpers(source), maps=maps, pointers=pointers)
     lines = source.split("\n")
     first = source.count("\n", 0, head.end()) + 1
     end = next((i for i in range(first, len(lines)) if lines[i] == "}"), None)
     if end is None:
         raise SourceError(f"kernel {symbol} has no end", first)
     reader = _BodyReader(scope, lines, first, end)
-    return Kernel(maps=maps, body=reader.block(), scope=scope)
+    return Kernel(parameters=parameters, body=reader.block(), scope=scope)
 
 
 class _BodyReader:

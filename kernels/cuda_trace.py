@@ -25,11 +25,11 @@ _THREAD_NAMES = frozenset({"threadIdx.x", "warp_id_in_cta"})
 _THREAD_HELPERS = frozenset({"elect", "thread_rank"})
 _RANK_HELPERS = frozenset({"cta_rank", "cta_rank_y"})
 # What an answer of cluster launch control says is data: the persistent loop runs on whatever it is.
-_IGNORED = frozenset({"prefetch", "sleep", "answer_decode"})
+_IGNORED = frozenset({"prefetch", "sleep", "shift", "answer_decode"})
 # Parameters whose values the rules use; the others (data registers, coordinates) are not followed.
 _FOLLOWED = frozenset(
     {"addr", "count", "barrier", "phase", "tx_count", "dst_mem", "tmap", "mbar", "cta_mask", "mask", "src_mem", "p",
-     "name_bar_id", "dst", "ncols", "taddr", "d_tmem", "enable_input_d", "a_desc", "b_desc"}
+     "name_bar_id", "src_size", "pred", "dst", "ncols", "taddr", "d_tmem", "enable_input_d", "a_desc", "b_desc"}
 )  # fmt: skip
 # Operands without which the rules cannot judge an instruction.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -43,6 +43,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "shared_read": ("addr",),
     "answer_read": ("addr",),
     "try_cancel": ("addr", "mbar"),
+    "row_copy": ("dst_mem", "src_mem", "src_size", "pred"),
     "named_barrier": ("name_bar_id",),
     "wgmma": ("a_desc", "b_desc"),
     "tcgen05_mma": ("d_tmem", "a_desc", "b_desc", "enable_input_d"),
@@ -51,7 +52,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "tmem_alloc": ("dst", "ncols"),
     "tmem_dealloc": ("taddr", "ncols"),
 }
-_RING_WORK = frozenset({"mbarrier_wait", "tma_load", "wgmma", "tcgen05_mma"})
+_RING_WORK = frozenset({"mbarrier_wait", "tma_load", "row_copy", "wgmma", "tcgen05_mma"})
 MAX_EVENTS = 200_000
 
 
@@ -120,19 +121,24 @@ class Walk:
         return count - (self.k_blocks - self.kept) // self.lap * self.lap
 
 
-def traces(kernel: Kernel, *, threads: int, ranks: int, walk: Walk) -> tuple[Trace, ...]:
-    """Every thread of every CTA of a cluster, grouped by what it does. Raises SourceError."""
+def traces(
+    kernel: Kernel, *, threads: int, ranks: int, walk: Walk, parameters: dict[str, int] | None = None
+) -> tuple[Trace, ...]:
+    """Every thread of every CTA of a cluster, grouped by what it does. Raises SourceError.
+
+    parameters: values of the kernel's parameters that are no tensor maps
+    """
     conditions = _thread_conditions(kernel)
     found = []
     for rank in range(ranks):
         groups: dict[tuple[int, ...], list[int]] = {}
         for index in range(threads):
-            probe = _Thread(kernel, index, rank, walk)
+            probe = _Thread(kernel, index, rank, walk, dict(parameters or {}))
             # Warps may take the same branches and still use different barriers; the first lane stands for its warp.
             owner = index // 32 if index % 32 == 0 else -1 - index // 128
             groups.setdefault((owner, *(int(bool(c.evaluate(probe))) for c in conditions)), []).append(index)
         for members in groups.values():
-            thread = _Thread(kernel, members[0], rank, walk)
+            thread = _Thread(kernel, members[0], rank, walk, dict(parameters or {}))
             thread.run(kernel.body)
             found.append(Trace(rank, tuple(members), tuple(thread.events)))
     return tuple(found)
@@ -150,7 +156,7 @@ def _turns_ring(loop: Statement) -> bool:
 
 
 def _fetches(loop: Statement) -> bool:
-    return any(s.helper is not None and s.helper.kind == "tma_load" for s in _statements(loop.body))
+    return any(s.helper is not None and s.helper.kind in ("tma_load", "row_copy") for s in _statements(loop.body))
 
 
 def _thread_conditions(kernel: Kernel) -> list[Expression]:
@@ -275,8 +281,7 @@ class _Thread:
             raise SourceError(f"assigns to memory: {statement.target}[{statement.index.text}]")
 
     def float_arrays(self, text: str) -> tuple[str, ...]:
-        arrays = self.kernel.scope.arrays
-        return tuple(name for name in arrays if arrays[name] == "float" and name in text)
+        return self.kernel.scope.floats_in(text)
 
     def call(self, statement: Statement) -> None:
         helper = statement.helper
@@ -304,7 +309,7 @@ class _Thread:
     def prepare(self, statement: Statement, helper: Helper) -> None:
         """Choose, once for all threads, which operands of an instruction to follow."""
         named = dict(zip(helper.parameters, statement.arguments, strict=False))
-        if helper.kind in ("convert", "remote_write"):
+        if helper.kind in ("convert", "remote_write", "shared_read"):
             statement.registers = self.float_arrays(" ".join(statement.arguments))
         elif helper.kind in ("wgmma", "tcgen05_ld"):
             statement.registers = self.float_arrays(statement.arguments[0])
@@ -312,7 +317,7 @@ class _Thread:
             raise SourceError(f"{helper.text} has no address")
         if missing := set(_NEEDED.get(helper.kind, ())) - set(named):
             raise SourceError(f"{helper.text} has no operand {sorted(missing)[0]}")
-        follow = {} if helper.kind in ("convert", "global_write", UNKNOWN) else named
+        follow = named if helper.kind not in ("convert", "shift", "global_write", UNKNOWN) else {}
         expression = self.kernel.scope.expression
         statement.followed = tuple((k, expression(v).evaluate) for k, v in follow.items() if k in _FOLLOWED)
 

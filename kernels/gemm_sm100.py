@@ -156,7 +156,7 @@ def build_gemm_sm100(
     def tile_walk(answers: Answers | None) -> TileWalk:
         if answers is None:
             return TileWalk(problem, config, plan.clusters)
-        return TileWalk(problem, config, plan.clusters, partial(StolenTiles, answers))
+        return TileWalk(problem, config, plan.clusters, kind=partial(StolenTiles, answers))
 
     stage_mask = 1 if planted("one_cta_mask") else EVERY_CTA
     result_mask = 1 if planted("result_mask") else EVERY_CTA

@@ -3,12 +3,14 @@
     D[M, N] = A[M, K] @ B[N, K]^T        16-bit in and out, float32 accumulate
 
 Roles of one CTA
-    warpgroup num_consumers       TMA producer: one elected thread fills a ring of `pipe_depth` stages
+    warpgroup num_consumers       producer: one elected thread fills a ring of `pipe_depth` stages by TMA, or all of
+                                  them by cp.async
     warpgroups 0 .. n-1           consumers: wgmma on their own `blk_m` rows of the wide operand and the shared tile of
                                   the narrow one, then the epilogue (`gemm_sm90_epilogue`)
 
 Barriers, one pair for each stage
-    tma2mma   the stage is filled        1 arrival (producer) and the bytes of this CTA's A and B, with multicast parts
+    tma2mma   the stage is filled        1 arrival (producer) and the bytes of this CTA's A and B, with multicast parts;
+                                         1 arrival of each producer warp with cp_async
     mma2tma   the stage may be refilled  1 arrival of each consumer that reads it, of each CTA that is written to
 and with pingpong, for each consumer
     turn      the stages are its own     1 arrival of the other consumer, when it has waited for its last stage
@@ -19,6 +21,7 @@ Variations
     schedule pingpong   two consumers take turns with whole tiles, one's epilogue beside the other's mainloop
     swap_ab             B is the wide operand, on the 64-row side of wgmma, and A the narrow one: M may be small
     split_k             the CTAs of a cluster compute parts of K of one tile and add them up (`gemm_sm90_exchange`)
+    load cp_async       rows of A and B may start anywhere (`gemm_sm90_copy`)
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kernels.errors import ConfigError
+from kernels.gemm_sm90_copy import CopyProducer
 from kernels.gemm_sm90_emit import Loads, Variant, descriptor, encode, skip, tensor_map
-from kernels.gemm_sm90_epilogue import RegisterEpilogue, StagedEpilogue, Thread
+from kernels.gemm_sm90_epilogue import MaskedEpilogue, Output, RegisterEpilogue, StagedEpilogue, Thread
 from kernels.gemm_sm90_exchange import Exchange
 from kernels.gemm_sm90_plan import Plan
 from kernels.pause import check_delays
 from kernels.problem import ELEMENT_BYTES, GemmProblem
-from kernels.resources import HEADER_BYTES, SM90_REGISTERS, WGMMA_ROWS
+from kernels.resources import HEADER_BYTES, WGMMA_ROWS, sm90_registers
 from kernels.rules import violation
 from kernels.tile_scheduler import TileWalk
 from kernels.tracing import k_loop_unroll
@@ -63,6 +67,7 @@ FAULTS = {
     "exit_without_cluster_barrier": "a CTA may leave while its peer still multicasts into it",
     "half_multicast": "the shared operand is multicast to this CTA only",
     "wrong_row": "the last tile is stored one row too low",
+    "register_pool": "consumers ask for registers that nobody has given back",
     "illegal_address": "values are written far outside of shared memory, or of D",
 }
 # Those of one form only.
@@ -75,6 +80,15 @@ SPLIT_FAULTS = {
 PINGPONG_FAULTS = {
     "no_turn": "a consumer does not wait for its turn, so it takes another tile's stages for its own",
 }
+COPY_FAULTS = {
+    "no_copy_wait": "values are moved to their place before their copies have arrived",
+    "no_copy_barrier": "a lane moves values before the copies of the warp's other lanes have arrived",
+    "no_read_barrier": "a lane writes values over those that its neighbour still has to read",
+    "no_fill_fence": "moved values are not fenced before wgmma reads them",
+    "early_fill": "a stage is handed over before the warp has moved its values",
+    "whole_pieces": "the last copy of a row brings what lies behind K",
+}
+EVERY_FAULT = FAULTS | SPLIT_FAULTS | PINGPONG_FAULTS | COPY_FAULTS
 
 
 def build_gemm_sm90(
@@ -84,20 +98,23 @@ def build_gemm_sm90(
     *,
     fault: str = "",
     delays_ns: Mapping[str, int] | None = None,
+    dynamic_m: bool = False,
 ) -> Any:
     """The template as a TIRx function `gemm(A, B, D)` for one problem, config and number of SMs.
 
     fault: name of a bug of FAULTS to plant, for tests of the referee
     delays_ns: longest sleep at points of DELAY_POINTS, a power of two, for stress builds
+    dynamic_m: whether the kernel takes M when it is called; that of the problem is then an example
     Raises ConfigError with the rule that is broken.
     """
     if reason := violation(problem, config, sm_count):
         raise ConfigError(reason)
     variant = _variant(config, fault, delays_ns or {})
-    plan = Plan(problem=problem, config=config, sm_count=sm_count)
+    plan = Plan(problem=problem, config=config, sm_count=sm_count, dynamic_m=dynamic_m)
 
     M, N, K, dtype = problem.m, problem.n, problem.k, problem.dtype.long_name
     PIPE, CG, NC, SPLIT = config.pipe_depth, config.cta_group, config.num_consumers, config.split_k
+    COPY, TMA_STORES = plan.copies, plan.tma_stores
     CLUSTER, PINGPONG, SWAP = config.cluster_size, config.schedule == "pingpong", config.swap_ab
     BLK_M, BLK_N, BLK_K, MMA_ROWS = config.blk_m, config.blk_n, config.blk_k, config.mma_rows
     CTA_M, CTA_N = config.cta_rows, config.cta_cols
@@ -105,12 +122,14 @@ def build_gemm_sm90(
     K_BLOCKS, (K_LEAST, K_EXTRA) = config.cta_k_blocks(problem), plan.k_share
     UNROLL = k_loop_unroll(K_BLOCKS)
     TILE_M, TILE_N = config.cluster_tile
-    CLUSTERS = config.clusters(problem, sm_count)
+    CLUSTERS = plan.clusters
     SHARE_A, SHARE_B = plan.a.parts > 1, plan.b.parts > 1
     A_CTAS, B_CTAS = (1, 1) if fault == "half_multicast" else (plan.a.parts, plan.b.parts)
     WIDE_BYTES, NARROW_BYTES = MMA_ROWS * BLK_K * ELEMENT_BYTES, BLK_N * BLK_K * ELEMENT_BYTES
     ACC, WGMMAS = plan.accumulators, plan.wgmmas
-    PRODUCER_REGISTERS, CONSUMER_REGISTERS = SM90_REGISTERS[NC]
+    PRODUCER_REGISTERS, CONSUMER_REGISTERS = sm90_registers(config)
+    if fault == "register_pool":
+        CONSUMER_REGISTERS += 8
     WGMMA = f"wgmma.mma_async.sync.aligned.m64n{BLK_N}k16.f32.{plan.short_dtype}.{plan.short_dtype}"
     EMPTY_ARRIVALS = plan.stage_consumers * CG + (fault == "arrive_count")
 
@@ -171,6 +190,13 @@ def build_gemm_sm90(
         with T.If(tid == 0), T.Then():
             turns.arrive(1 - wg_id)
 
+    def filled_bytes(rows: Any) -> Any:
+        """Bytes that arrive on one tma2mma barrier."""
+        half = 2 if fault == "expect_tx" else 1
+        if not plan.short_box:
+            return plan.filled_bytes // half
+        return (T.min(rows, plan.a.box_rows) + plan.b.fetched_rows) * (ELEMENT_BYTES * BLK_K // half)
+
     def cluster_barrier(planted: str) -> None:
         """Every CTA of the cluster has reached this point and sees the others' barrier initialisation."""
         if CLUSTER > 1 and fault != planted:
@@ -186,15 +212,24 @@ def build_gemm_sm90(
         A: T.Buffer((M, K), dtype),  # type: ignore[valid-type]
         B: T.Buffer((N, K), dtype),  # type: ignore[valid-type]
         D: T.Buffer((M, N), dtype),  # type: ignore[valid-type]
+        a_stride: T.int32,
+        b_stride: T.int32,
+        d_stride: T.int32,
+        m: T.int32,
+        mapped_m: T.int32,  # m again, for the host: TVM would compute what host and device share but once, on the host
     ):
         T.func_attr({"global_symbol": "gemm"})
-        a_map = T.meta_var(tensor_map("a_map"))
-        b_map = T.meta_var(tensor_map("b_map"))
-        encode(a_map, A.data, M, K, dtype, (plan.a.box_rows, SLAB))
-        encode(b_map, B.data, N, K, dtype, (plan.b.box_rows, SLAB))
-        if not SWAP:
+        rows = T.meta_var(m if dynamic_m else M)
+        mapped_rows = T.meta_var(mapped_m if dynamic_m else M)
+        if not COPY:
+            a_map = T.meta_var(tensor_map("a_map"))
+            b_map = T.meta_var(tensor_map("b_map"))
+            a_box = T.meta_var(T.min(mapped_m, plan.a.box_rows) if plan.short_box else plan.a.box_rows)
+            encode(a_map, A.data, mapped_rows, K, dtype, (a_box, SLAB))
+            encode(b_map, B.data, N, K, dtype, (plan.b.box_rows, SLAB))
+        if TMA_STORES:
             d_map = T.meta_var(tensor_map("d_map"))
-            encode(d_map, D.data, M, N, dtype, (WGMMA_ROWS, plan.store_cols))
+            encode(d_map, D.data, mapped_rows, N, dtype, (WGMMA_ROWS, plan.store_cols))
         T.device_entry()
         # setmaxnreg needs a register cap at entry: __launch_bounds__(threads, 1)
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -210,7 +245,7 @@ def build_gemm_sm90(
         tid = T.meta_var(thread.number)
 
         pool = SMEMPool()
-        tma2mma = TMABar(pool, PIPE)
+        tma2mma = T.meta_var(MBarrier(pool, PIPE) if COPY else TMABar(pool, PIPE))
         mma2tma = MBarrier(pool, PIPE)
         turns = T.meta_var(MBarrier(pool, NC) if PINGPONG else None)
         exchange = T.meta_var(Exchange(plan, variant, pool) if SPLIT > 1 else None)
@@ -221,10 +256,12 @@ def build_gemm_sm90(
             staging = pool.alloc((NC, config.epi_stages, WGMMA_ROWS * config.epi_n), dtype, align=1024)
         if SPLIT > 1:
             exchange.allocate(pool)
+        if COPY:
+            tails = pool.alloc((PIPE * plan.tail_stage_bytes,), "uint8", align=128)
         a_smem = T.meta_var(narrow_smem if SWAP else wide_smem)
         b_smem = T.meta_var(wide_smem if SWAP else narrow_smem)
         pool.commit()
-        tma2mma.init(1)
+        tma2mma.init(plan.fill_arrivals)
         mma2tma.init(EMPTY_ARRIVALS)
         if PINGPONG:
             turns.init(1)
@@ -233,20 +270,46 @@ def build_gemm_sm90(
         T.ptx.fence.mbarrier_init.release.cluster()
         cluster_barrier("init_without_cluster_barrier")
 
-        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS))
+        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS, rows=m if dynamic_m else None))
         tiles.init(bx // CLUSTER)
         m_st = T.meta_var(tiles.row * TILE_M + (rank * CTA_M if SHARE_B else 0))
         n_st = T.meta_var(tiles.col * TILE_N + (rank * CTA_N if SHARE_A else 0))
         a_part = T.meta_var(rank * plan.a.part_rows if SHARE_A else 0)
         b_part = T.meta_var(rank * plan.b.part_rows if SHARE_B else 0)
 
-        a_loads = T.meta_var(Loads(plan.a, a_map, a_smem, m_st + a_part, slab_cols=SLAB, multicast=A_CTAS))
-        b_loads = T.meta_var(Loads(plan.b, b_map, b_smem, n_st + b_part, slab_cols=SLAB, multicast=B_CTAS))
+        if not COPY:
+            a_loads = T.meta_var(Loads(plan.a, a_map, a_smem, m_st + a_part, slab_cols=SLAB, multicast=A_CTAS))
+            b_loads = T.meta_var(Loads(plan.b, b_map, b_smem, n_st + b_part, slab_cols=SLAB, multicast=B_CTAS))
 
         if wg_id == NC:
-            # ============ TMA producer: waits mma2tma, signals tma2mma
+            # ============ producer: waits mma2tma, signals tma2mma
             T.ptx.setmaxnreg.dec.sync.aligned.u32(PRODUCER_REGISTERS)
-            if warp_id == 0:
+            if COPY:
+                copies = T.meta_var(CopyProducer(plan, variant, thread, tma2mma))
+                copies.begin((A, a_stride, rows, a_smem), (B, b_stride, N, b_smem), tails)
+                fill = PipelineState(PIPE, 0 if fault == "producer_phase" else 1)
+                ready = PipelineState(PIPE, 0)
+                under_way = T.local_scalar("int32")
+                under_way = 0
+                while tiles.valid():
+                    for k in T.serial(k_count(rank), unroll=UNROLL):
+                        variant.pause("producer_wait")
+                        when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
+                        variant.pause("producer_load")
+                        copies.copy(fill.stage, m_st, n_st, (k + k_first(rank)) * BLK_K)
+                        fill.advance()
+                        if under_way == plan.stages_under_way:
+                            copies.wait(plan.stages_under_way)
+                            copies.hand_over(ready.stage)
+                            ready.advance()
+                        else:
+                            under_way = under_way + 1
+                    tiles.next_tile()
+                copies.wait(0)
+                for _ in T.serial(under_way, unroll=False):
+                    copies.hand_over(ready.stage)
+                    ready.advance()
+            elif warp_id == 0:
                 if T.cuda.elect_sync() != T.uint32(0):
                     T.ptx.prefetch.tensormap(T.address_of(a_map))
                     T.ptx.prefetch.tensormap(T.address_of(b_map))
@@ -256,7 +319,7 @@ def build_gemm_sm90(
                         for k in T.serial(k_count(rank), unroll=UNROLL):
                             variant.pause("producer_wait")
                             when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
-                            tma2mma.arrive(fill.stage, plan.filled_bytes // (2 if fault == "expect_tx" else 1))
+                            tma2mma.arrive(fill.stage, filled_bytes(rows))
                             variant.pause("producer_load")
                             for s in T.unroll(SLABS):
                                 col = T.meta_var((k + k_first(rank)) * BLK_K + s * SLAB)
@@ -275,8 +338,13 @@ def build_gemm_sm90(
             narrow: T.uint64
             wide = descriptor(wide_smem, own_row * ROW_BYTES, ROW_BYTES)
             narrow = descriptor(narrow_smem, 0, ROW_BYTES)
+            if not TMA_STORES:
+                output = T.meta_var(Output(plan, variant, D, d_stride, rows))
             if SWAP:
-                epilogue = T.meta_var(RegisterEpilogue(plan, variant, thread, D))
+                epilogue = T.meta_var(RegisterEpilogue(plan, variant, thread, output))
+            elif not TMA_STORES:
+                ring = PipelineState(config.epi_stages, 0)
+                epilogue = T.meta_var(MaskedEpilogue(plan, variant, thread, ring, staging, output))
             else:
                 ring = PipelineState(config.epi_stages, 0)
                 epilogue = T.meta_var(StagedEpilogue(plan, variant, thread, ring, staging, d_map))
@@ -332,8 +400,10 @@ def build_gemm_sm90(
 
 
 def _variant(config: Sm90GemmConfig, fault: str, delays_ns: Mapping[str, int]) -> Variant:
-    known = FAULTS | (SPLIT_FAULTS if config.split_k > 1 else {})
+    known = {name: bug for name, bug in FAULTS.items() if name != "register_pool" or config.num_consumers > 1}
+    known |= SPLIT_FAULTS if config.split_k > 1 else {}
     known |= PINGPONG_FAULTS if config.schedule == "pingpong" else {}
+    known |= COPY_FAULTS if config.load == "cp_async" else {}
     if fault and fault not in known:
         raise ConfigError(f"unknown fault {fault!r}: for this config use one of {', '.join(known)}")
     check_delays(delays_ns)

@@ -56,6 +56,13 @@ def named(name: str, dtype: str, value: Any) -> Any:
     return variable
 
 
+def kept(dtype: str, value: Any) -> Any:
+    """A value in a register of its own. TVM would write out a named one wherever it is used."""
+    register = T.alloc_local((1,), dtype)
+    T.buffer_store(register, value, [0])
+    return register[0]
+
+
 @T.inline  # type: ignore[untyped-decorator]
 def skip(turn: PipelineState, count: int) -> None:
     """Pass over `count` stages of a ring that another consumer uses."""

@@ -1,13 +1,14 @@
 """How a consumer of the Hopper template writes its accumulators to D.
 
 `StagedEpilogue`: registers -> swizzled staging buffer -> TMA store, which drains under the next tile's mainloop.
+`MaskedEpilogue`: registers -> swizzled staging buffer -> D, element by element, where rows of D are no whole 16 bytes.
 `RegisterEpilogue`: registers -> D, for swap_ab: D is small there, and staging it would only lengthen the kernel's end.
 
 A wgmma leaves float32 in registers: thread g * 4 + t of warp w has, of each 8 columns, columns 2 t and 2 t + 1 of rows
 16 w + g and 16 w + g + 8.
 
 A TMA store writes whole 16 bytes, also past the end of a row: 1 x 1001 spilt 7 elements behind D (H200). So D needs
-rows of whole 16 bytes there, and the register epilogue is the one for any other N.
+rows of whole 16 bytes there; the two others store any N.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
-from kernels.gemm_sm90_emit import Variant, i32, named, shared_address
+from kernels.gemm_sm90_emit import Variant, i32, kept, named, shared_address
 from kernels.problem import ELEMENT_BYTES
 from kernels.resources import WGMMA_ROWS
 
@@ -83,6 +84,24 @@ class Epilogue:
         """After the last tile."""
 
 
+class Output:
+    """D for stores by threads: 64-bit addresses, for it may have more than 2^31 elements, and any row stride."""
+
+    def __init__(self, plan: Plan, variant: Variant, matrix: Any, stride: Any, rows: Any) -> None:
+        """stride: elements from one row to the next, an int32; rows: an int or an int32."""
+        self.cols, self.rows, self.variant, self.stride = plan.problem.n, rows, variant, stride
+        self.base = kept("uint64", T.reinterpret("uint64", matrix.ptr_to([0, 0])))
+
+    def store(self, kind: str, value: Any, row: Any, col: Any) -> None:
+        """Write one or two elements, if the first lies in D: two only where N is even."""
+        inside = T.And(row < self.rows, col < self.cols)
+        place = T.cast(row, "int64") * T.cast(self.stride, "int64") + T.cast(col, "int64")
+        if self.variant.fault == "illegal_address":
+            place = place + T.int64(1 << 40)
+        address = T.reinterpret("int64", self.base) + place * T.int64(ELEMENT_BYTES)
+        T.evaluate(T.ptx[f"st.global.{kind}"](T.reinterpret("uint64", address), value, pred=inside))
+
+
 class StagedEpilogue(Epilogue):
     """Round, stage in shared memory, store by TMA, chunk by chunk.
 
@@ -94,14 +113,13 @@ class StagedEpilogue(Epilogue):
     ) -> None:
         super().__init__(plan, variant, thread)
         self.ring, self.staging, self.d_map = ring, staging, d_map
+        self.start = shared_address(staging.ptr_to([0, 0, 0]))
         self.packed = T.alloc_local((4,), "uint32")
         # stmatrix: lane l of a warp holds the address of row l % 16, column half l / 16, of its 16 x 16 piece; the
         # store box is swizzled, so the 16-byte column is xored with the row within each 128 bytes of rows
         row = named("st_row", "int32", thread.warp * 16 + (thread.lane & 15))
         first = thread.warpgroup * (plan.config.epi_stages * self.buffer_bytes) + row * self.row_bytes
-        self.address = named(
-            "st_address", "uint32", shared_address(staging.ptr_to([0, 0, 0])) + T.cast(first, "uint32")
-        )  # fmt: skip
+        self.address = named("st_address", "uint32", self.start + T.cast(first, "uint32"))
         column = ((thread.lane >> 4) ^ ((row * self.row_bytes) >> 7)) & (self.row_bytes // 16 - 1)
         self.swizzle = named("st_xor", "uint32", T.cast(column << 4, "uint32"))
 
@@ -172,6 +190,63 @@ class StagedEpilogue(Epilogue):
             T.evaluate(T.ptx["cp.async.bulk.wait_group"](0))
 
 
+class MaskedEpilogue(StagedEpilogue):
+    """Round, stage in shared memory, store by threads, chunk by chunk.
+
+    What a warp stages it also stores, 16 rows of a chunk, so it only waits for its own lanes. Lanes take words of a row
+    one after the other, where N is even; where it is odd every other row of D starts between words, and they take
+    elements.
+    """
+
+    def __init__(
+        self, plan: Plan, variant: Variant, thread: Thread, ring: PipelineState, staging: Any, output: Output
+    ) -> None:
+        super().__init__(plan, variant, thread, ring, staging, None)
+        self.output = output
+        self.loaded = T.alloc_local((1,), "uint32" if self.unit == 2 else "uint16")
+
+    @property
+    def unit(self) -> int:
+        """Elements of one store."""
+        return 2 if self.plan.problem.n % 2 == 0 else 1
+
+    def chunk(self, acc: Any, chunk: int, first_row: Any, first_col: Any) -> None:
+        config, variant = self.plan.config, self.variant
+        block, col = divmod(chunk * config.epi_n, config.blk_n)
+        if variant.fault != "no_store_wait":
+            T.evaluate(T.cuda.warp_sync())  # all lanes have read what they staged before
+        variant.pause("epilogue_stage")
+        self._stage(acc, block * self.plan.accumulators + col // 2, 0)
+        if variant.fault != "no_stage_barrier":
+            T.evaluate(T.cuda.warp_sync())
+        variant.pause("epilogue_store")
+        shift = 1 if variant.fault == "wrong_row" and chunk == config.chunks - 1 else 0
+        for box in range(config.epi_n // self.plan.store_cols):
+            self._store_box(box, first_row + block * WGMMA_ROWS + shift, first_col + col + box * self.plan.store_cols)
+
+    def _store_box(self, box: int, first_row: Any, first_col: Any) -> None:
+        """The 16 rows of one box that this warp has staged."""
+        units = self.plan.store_cols // self.unit
+        lanes = min(units, 32)  # of one row
+        position = self.thread.lane % lanes
+        for first in range(0, 16, 32 // lanes):
+            row = self.thread.warp * 16 + first + self.thread.lane // lanes
+            for part in range(units // lanes):
+                col = (part * lanes + position) * self.unit
+                T.evaluate(T.ptx[f"ld.shared.b{16 * self.unit}"](self.loaded[0], self._place(box, row, col)))
+                self.output.store(f"b{16 * self.unit}", self.loaded[0], first_row + row, first_col + col)
+
+    def _place(self, box: int, row: Any, col: Any) -> Any:
+        """Address of an element in the swizzled box."""
+        piece = ((col * ELEMENT_BYTES) >> 4) ^ (((row * self.row_bytes) >> 7) & (self.row_bytes // 16 - 1))
+        within = row * self.row_bytes + (piece << 4) + ((col * ELEMENT_BYTES) & 15)
+        buffer = self.thread.warpgroup * (self.plan.config.epi_stages * self.buffer_bytes)
+        return self.start + T.cast(buffer + box * WGMMA_ROWS * self.row_bytes + within, "uint32")
+
+    def finish(self) -> None:
+        """Stores by threads are complete when the kernel ends."""
+
+
 class RegisterEpilogue(Epilogue):
     """Store from registers, with the 64-row side of wgmma along N.
 
@@ -179,9 +254,9 @@ class RegisterEpilogue(Epilogue):
     (movmatrix) gives each thread two columns instead, for one 32-bit store: 8 rows of 16 bytes for each warp.
     """
 
-    def __init__(self, plan: Plan, variant: Variant, thread: Thread, d: Any) -> None:
+    def __init__(self, plan: Plan, variant: Variant, thread: Thread, output: Output) -> None:
         super().__init__(plan, variant, thread)
-        self.d = d
+        self.output = output
         self.packed = T.alloc_local((2,), "uint32")
         self.rounded = T.alloc_local((1,), "uint16")
 
@@ -205,19 +280,11 @@ class RegisterEpilogue(Epilogue):
         lane = self.thread.lane
         _convert(self.plan, self.packed, 0, acc, register, register + 1)
         T.evaluate(T.ptx["movmatrix.sync.aligned.m8n8.trans.b16"](self.packed[1], self.packed[0]))
-        self._store("b32", self.packed[1], row + (lane >> 2), col + (lane & 3) * 2)
+        self.output.store("b32", self.packed[1], row + (lane >> 2), col + (lane & 3) * 2)
 
     def _store_elements(self, acc: Any, register: int, row: Any, col: Any) -> None:
         """An 8 x 8 block element by element: with an odd N every other row starts between words."""
         lane = self.thread.lane
         for odd in range(2):
             T.evaluate(T.ptx[f"cvt.rn.{self.plan.short_dtype}.f32"](self.rounded[0], acc[register + odd]))
-            self._store("b16", self.rounded[0], row + (lane & 3) * 2 + odd, col + (lane >> 2))
-
-    def _store(self, kind: str, value: Any, row: Any, col: Any) -> None:
-        problem = self.plan.problem
-        inside = T.And(row < problem.m, col < problem.n)
-        place = T.cast(row, "int64")  # D may have more than 2^31 elements
-        if self.variant.fault == "illegal_address":
-            place = place + T.int64(1 << 40)
-        T.evaluate(T.ptx[f"st.global.{kind}"](self.d.ptr_to([place, T.cast(col, "int64")]), value, pred=inside))
+            self.output.store("b16", self.rounded[0], row + (lane & 3) * 2 + odd, col + (lane >> 2))

@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from kernels.config import Sm90GemmConfig
 
 
+PRODUCER_WARPS = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operand:
     """How A or B reaches shared memory.
 
     name: "A" or "B"
-    rows: of the whole operand
+    rows: of the whole operand; None where that is known when the kernel is called
     tile_rows: rows that one CTA stages
     parts: CTAs of the cluster that each fetch an equal part of the tile and multicast it; 1 where nothing is shared
     """
 
     name: str
-    rows: int
+    rows: int | None
     tile_rows: int
     parts: int
 
@@ -43,8 +46,9 @@ class Operand:
         16-row one (H200, 16x7168x4096). So a short matrix gets a short box; the rows never fetched only feed elements
         of D that are not stored.
         """
-        short = self.parts == 1 and self.rows < self.tile_rows and self.rows <= MAX_TMA_BOX_ROWS
-        return self.rows if short else self.part_rows
+        if self.rows is None or self.parts > 1 or self.rows > MAX_TMA_BOX_ROWS:
+            return self.part_rows
+        return min(self.rows, self.part_rows)
 
     @property
     def box_rows(self) -> int:
@@ -64,23 +68,35 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Numbers that follow from problem, config and SM count."""
+    """Numbers that follow from problem, config and SM count.
+
+    dynamic_m: whether M is known only when the kernel is called
+    """
 
     problem: GemmProblem
     config: Sm90GemmConfig
     sm_count: int
+    dynamic_m: bool = False
 
     @property
     def short_dtype(self) -> str:
         """Element type in the names of PTX instructions."""
         return {"float16": "f16", "bfloat16": "bf16"}[self.problem.dtype.long_name]
 
+    @property
+    def clusters(self) -> int:
+        """Clusters launched: all that run at once where the number of tiles is not known."""
+        if self.dynamic_m:
+            return self.config.resident_clusters(self.sm_count)
+        return self.config.clusters(self.problem, self.sm_count)
+
     # ------------------------------------------------------------------ operands
 
     @cached_property
     def a(self) -> Operand:
         parts = self.config.cta_group if self.config.share == "A" else 1
-        return Operand(name="A", rows=self.problem.m, tile_rows=self.config.cta_rows, parts=parts)
+        rows = None if self.dynamic_m else self.problem.m
+        return Operand(name="A", rows=rows, tile_rows=self.config.cta_rows, parts=parts)
 
     @cached_property
     def b(self) -> Operand:
@@ -104,6 +120,38 @@ class Plan:
     def filled_bytes(self) -> int:
         """Bytes that arrive on one tma2mma barrier: all of this CTA's stage, whoever fetched them."""
         return ELEMENT_BYTES * self.config.blk_k * (self.a.fetched_rows + self.b.fetched_rows)
+
+    @property
+    def short_box(self) -> bool:
+        """Whether the box of A gets as many rows as A when the kernel is called, where those are fewer than a tile's.
+
+        A box that lies partly outside is slow (see `copied_rows`). More than one box would have to become fewer.
+        """
+        return self.dynamic_m and self.config.load == "tma" and self.a.box_rows == self.a.tile_rows
+
+    @property
+    def copies(self) -> bool:
+        """Whether the producer warpgroup copies A and B by cp.async (`gemm_sm90_copy`)."""
+        return self.config.load == "cp_async"
+
+    @property
+    def tail_stage_bytes(self) -> int:
+        """Tails of one stage, of A behind those of B."""
+        return self.config.tail_bytes
+
+    @property
+    def fill_arrivals(self) -> int:
+        """Arrivals that fill a stage: of the thread that announces TMA's bytes, or one of each warp that copies."""
+        return PRODUCER_WARPS if self.copies else 1
+
+    @property
+    def stages_under_way(self) -> int:
+        """Stages whose copies have begun when one is waited for.
+
+        The slot of the next is free when the stage `pipe_depth` before it has been released, and a consumer does that
+        once it has the stage behind that one: it must have been handed over, so the last two are never under way.
+        """
+        return self.config.pipe_depth - 2
 
     # ------------------------------------------------------------------ consumers
 
@@ -145,6 +193,11 @@ class Plan:
         return FLOAT_BYTES * WGMMA_ROWS * self.config.epi_n
 
     # ------------------------------------------------------------------ stores
+
+    @property
+    def tma_stores(self) -> bool:
+        """Whether D is stored by TMA: from staging buffers, and where its rows are whole 16 bytes."""
+        return not self.config.swap_ab and self.problem.n % 8 == 0
 
     @property
     def store_cols(self) -> int:

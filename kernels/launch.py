@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kernels.problem import ELEMENT_BYTES
+
+TMA_ALIGNMENT = 16
 OPERANDS = ("A", "B", "D")
 
 
@@ -18,6 +21,8 @@ class TensorMapPlan:
     box: elements one copy brings, per dimension
     element_strides: per dimension
     interleave, swizzle, l2_promotion, oob_fill: the driver's enumerations
+    rows_from_call: whether the rows are those of the call, and `extents` has 0 for them
+    short_box: whether the box has at most as many rows as the call
     """
 
     operand: str
@@ -30,6 +35,16 @@ class TensorMapPlan:
     swizzle: int
     l2_promotion: int
     oob_fill: int
+    rows_from_call: bool = False
+    short_box: bool = False
+
+    def called_with(self, rows: int) -> TensorMapPlan:
+        """What a call with this many rows encodes."""
+        if not self.rows_from_call:
+            return self
+        cols, box_rows = self.extents[0], self.box[1]
+        box = (self.box[0], min(box_rows, rows) if self.short_box else box_rows)
+        return replace(self, extents=(cols, rows), box=box)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +55,28 @@ class PointerPlan:
     """
 
     operand: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StridePlan:
+    """A kernel parameter that is the distance of two rows of an operand, in elements, as an int32.
+
+    operand: "A", "B" or "D"
+    """
+
+    operand: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsPlan:
+    """A kernel parameter that is M of the call, as an int32."""
+
+    operand: str = "A"
+
+
+Parameter = TensorMapPlan | PointerPlan | StridePlan | RowsPlan
+ROWS, MAPPED_ROWS = "m", "mapped_m"  # M of the call, for the kernel and for its tensor maps
+STRIDES = {"a_stride": "A", "b_stride": "B", "d_stride": "D"}  # parameters of the templates by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +96,25 @@ class LaunchPlan:
     threads: int
     cluster: tuple[int, int, int]
     smem_bytes: int
-    parameters: tuple[TensorMapPlan | PointerPlan, ...]
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def dynamic_m(self) -> bool:
+        """Whether M is that of the call."""
+        return any(isinstance(parameter, RowsPlan) for parameter in self.parameters)
 
     def knows_stride_of(self, operand: str) -> bool:
         """Whether the kernel was built for the row stride of a contiguous operand, so that no other can be served.
 
-        It was where it computes addresses itself, and where several tensor maps share the rows among them.
+        It was where it computes addresses itself and is not told the stride.
         """
-        mine = [parameter for parameter in self.parameters if parameter.operand == operand]
-        return len(mine) != 1 or not isinstance(mine[0], TensorMapPlan)
+        mine = {type(parameter) for parameter in self.parameters if parameter.operand == operand} - {RowsPlan}
+        return mine not in ({TensorMapPlan}, {PointerPlan, StridePlan})
+
+    def alignment_of(self, operand: str) -> int:
+        """Bytes that the start and the row stride of an operand must be a multiple of.
+
+        Loads without TMA take any element. Stores without TMA write words of D, so its rows stay as TMA wants them.
+        """
+        told = any(isinstance(one, StridePlan) and one.operand == operand for one in self.parameters)
+        return ELEMENT_BYTES if told and operand != "D" else TMA_ALIGNMENT

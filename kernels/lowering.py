@@ -18,13 +18,25 @@ from typing import TYPE_CHECKING, Any
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import CompileError
 from kernels.ladder import Sm90StepConfig, Sm100StepConfig, StepConfig
-from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, TensorMapPlan
+from kernels.launch import (
+    MAPPED_ROWS,
+    OPERANDS,
+    ROWS,
+    STRIDES,
+    LaunchPlan,
+    Parameter,
+    PointerPlan,
+    RowsPlan,
+    StridePlan,
+    TensorMapPlan,
+)
 from kernels.resources import launch_smem_bytes
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
 from kernels.tracing import light_frames
 
+_AT_MOST_ROWS = re.compile(rf"\(\({MAPPED_ROWS}\) < \((\d+)\) \? \({MAPPED_ROWS}\) : \(\1\)\)")  # min(m, .)
 # CUtensorMapDataType, cuda.h
 _DATA_TYPES = {"CU_TENSOR_MAP_DATA_TYPE_FLOAT16": 6, "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9}
 
@@ -123,7 +135,9 @@ class _Wrapper:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.bindings = dict(re.findall(r"^\s*(?:auto|size_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE))
+        self.bindings = dict(
+            re.findall(r"^\s*(?:auto|size_t|int32_t|CUtensorMap\*) (\w+) = (.+?);$", text, flags=re.MULTILINE)
+        )
 
     def integer(self, expression: str) -> int:
         """Follow casts and bindings down to a literal."""
@@ -136,12 +150,23 @@ class _Wrapper:
             raise CompileError(f"cannot read the generated host wrapper: {expression!r} is not a constant")
         return self.integer(self.bindings[text])
 
-    def array(self, name: str) -> tuple[int, ...]:
-        """Elements of a brace-initialised array."""
+    def array(self, name: str) -> tuple[str, ...]:
+        """Elements of a brace-initialised array, without casts."""
         match = re.search(rf"\b{name}\[\d+\] = {{(.*)}};", self.text)
         if match is None:
             raise CompileError(f"cannot read the generated host wrapper: array {name} is missing")
-        return tuple(self.integer(part) for part in match[1].split(","))
+        names = (re.fullmatch(r"\s*(?:static_cast<\w+>\((\w+)\)|(\w+))\s*", part) for part in match[1].split(","))
+        return tuple(self.followed(name[1] or name[2]) if name else "" for name in names)
+
+    def followed(self, text: str) -> str:
+        """What a name is bound to in the end; M of the call is bound to an argument."""
+        while text != MAPPED_ROWS and text in self.bindings:
+            text = self.bindings[text]
+        return text
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Elements of an array of constants."""
+        return tuple(self.integer(part) for part in self.array(name))
 
     def operand(self, expression: str) -> str:
         """Which of A, B, D an address expression starts from."""
@@ -172,14 +197,16 @@ def _tensor_maps(wrapper: _Wrapper) -> dict[str, TensorMapPlan]:
         maps[wrapper.bindings[inner[1]]] = TensorMapPlan(
             operand=wrapper.operand(address),
             data_type=_DATA_TYPES[data_type],
-            extents=wrapper.array(extents),
-            strides_bytes=wrapper.array(strides),
-            box=wrapper.array(box),
-            element_strides=wrapper.array(element_strides),
+            extents=tuple(0 if part == MAPPED_ROWS else wrapper.integer(part) for part in wrapper.array(extents)),
+            strides_bytes=wrapper.integers(strides),
+            box=tuple(wrapper.integer(_AT_MOST_ROWS.sub(r"\1", part)) for part in wrapper.array(box)),
+            element_strides=wrapper.integers(element_strides),
             interleave=wrapper.integer(modes[0]),
             swizzle=wrapper.integer(modes[1]),
             l2_promotion=wrapper.integer(modes[2]),
             oob_fill=wrapper.integer(modes[3]),
+            rows_from_call=MAPPED_ROWS in wrapper.array(extents),
+            short_box=any(_AT_MOST_ROWS.fullmatch(part) for part in wrapper.array(box)),
         )
     return maps
 
@@ -188,11 +215,17 @@ def _launch_plan(source: str, wrapper_text: str) -> LaunchPlan:
     wrapper = _Wrapper(wrapper_text)
     maps = _tensor_maps(wrapper)
     call = wrapper.one(r"tvm_cuda_host_launch\(::(\w+), &cuda_config, ([^)]*)\)")
-    parameters: list[TensorMapPlan | PointerPlan] = []
+    parameters: list[Parameter] = []
     for argument in call[2].split(", "):
         bound = wrapper.bindings[argument]
-        held = re.fullmatch(r"\*\((\w+)\)", bound)
-        parameters.append(maps[held[1]] if held else PointerPlan(operand=wrapper.operand(bound)))
+        if held := re.fullmatch(r"\*\((\w+)\)", bound):
+            parameters.append(maps[held[1]])
+        elif bound == ROWS:
+            parameters.append(RowsPlan())
+        elif bound in STRIDES:
+            parameters.append(StridePlan(operand=STRIDES[bound]))
+        else:
+            parameters.append(PointerPlan(operand=wrapper.operand(bound)))
     symbol = call[1]
     if not re.search(rf"__global__ .*\b{symbol}\(", source):
         raise CompileError(f"the generated source has no kernel {symbol}")

@@ -9,9 +9,12 @@ from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 HEADER_BYTES = 1024  # mbarriers and the TMEM address; keeps the first tile 1024-byte aligned for the 128-byte swizzle
 WGMMA_ROWS = 64
 
-# setmaxnreg values per number of consumer warpgroups: (producer, consumer). One CTA owns the whole register file, and
-# 128 * (producer + consumers * consumer) stays within 65536.
+# setmaxnreg values per number of consumer warpgroups: (producer, consumer). What consumers gain the producer must have
+# given back: 128 * (producer + consumers * consumer) stays within what the CTA was launched with, or they wait for ever
+# (two consumers with 96 + 2 * 208 of 3 * 168: a hang at every launch, H200).
 SM90_REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160)}
+# With load = cp_async the producer's threads hold values while they move them, and addresses of both operands.
+SM90_COPY_REGISTERS = {1: (168, 240), 2: (104, 200), 3: (80, 144)}
 
 # Registers a consumer thread needs besides its accumulators (addresses, descriptors, loop state). One below 26 spilled
 # with nvcc 13.0 in the Hopper template: 2 consumers, 128x208 spilled 4672 bytes.
@@ -35,6 +38,12 @@ class Resources:
     tmem_columns: int
     threads: int
     registers: int
+
+
+def sm90_registers(config: Sm90GemmConfig) -> tuple[int, int]:
+    """Registers of a producer's and of a consumer's thread, after setmaxnreg."""
+    granted = SM90_COPY_REGISTERS if config.load == "cp_async" else SM90_REGISTERS
+    return granted[config.num_consumers]
 
 
 def sm90_entry_registers(config: Sm90GemmConfig) -> int:

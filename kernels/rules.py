@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from kernels.resources import SM90_OVERHEAD_REGISTERS, SM90_REGISTERS, resources_of, sm90_entry_registers
+from kernels.problem import MAX_EXTENT
+from kernels.resources import SM90_OVERHEAD_REGISTERS, resources_of, sm90_entry_registers, sm90_registers
 
 if TYPE_CHECKING:
     from kernels.arch import Arch
@@ -20,15 +21,24 @@ Rule = Callable[[GemmConfig], "str | None"]
 MAX_TMA_BOX_ROWS = 256
 MAX_PIPE_DEPTH = 16
 MAX_SPLIT_K = 16  # CTAs of one cluster (above 8 the launch asks for a non-portable size)
+# An H200 has run 13 kernels with one consumer right: odd K, K = 1, swap_ab, split_k. Two consumers hung, because their
+# registers were not there (`kernels.resources`); to be raised to 3 when a device has run them.
+COPYING_CONSUMERS = 1
+MAX_COORDINATE = MAX_EXTENT - 2048  # no tile of a cluster has more rows or columns
 EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
 
 
 def problem_violation(problem: GemmProblem, arch: Arch) -> str | None:
     """Why no config of this architecture can serve the problem, or None."""
-    unaligned = [("k", problem.k, "A and B")]
-    if arch.name == "sm_100a":
-        unaligned.append(("n", problem.n, "D"))  # sm_90a has an epilogue without TMA
-    for name, extent, operands in unaligned:
+    for name in ("m", "n", "k"):
+        if getattr(problem, name) > MAX_COORDINATE:
+            return (
+                f"{name} = {getattr(problem, name)}: coordinates are 32-bit, also those of a last tile that lies "
+                f"partly outside: at most {MAX_COORDINATE}"
+            )
+    if arch.name == "sm_90a":  # it has loads and stores without TMA
+        return None
+    for name, extent, operands in (("k", problem.k, "A and B"), ("n", problem.n, "D")):
         if extent % 8:
             return (
                 f"{name} = {extent} is not a multiple of 8: TMA needs 16-byte row strides for {operands}; "
@@ -95,7 +105,7 @@ def _sm90_registers(config: GemmConfig) -> str | None:
             f"one wgmma of n = {config.blk_n} needs {one_wgmma} registers at kernel entry, "
             f"{config.threads} threads leave {entry}"
         )
-    need, limit = resources_of(config).registers, SM90_REGISTERS[config.num_consumers][1]
+    need, limit = resources_of(config).registers, sm90_registers(config)[1]
     if need > limit:
         return (
             f"{config.blk_m}x{config.blk_n} accumulators need {need} registers a thread, "
@@ -147,6 +157,25 @@ def _sm90_schedule(config: GemmConfig) -> str | None:
             f"schedule = pingpong with split_k = {config.split_k}: the parts of a tile meet in the epilogue, which "
             "pingpong puts beside another tile's mainloop; take schedule = cooperative"
         )
+    return None
+
+
+def _sm90_load(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
+    if config.load == "tma":
+        return None
+    if config.cta_group > 1:
+        return (
+            f"load = cp_async with cta_group = {config.cta_group}: only TMA multicasts a shared operand; "
+            "take cta_group = 1"
+        )
+    if config.num_consumers > COPYING_CONSUMERS:
+        return (
+            f"load = cp_async with num_consumers = {config.num_consumers}: no GPU has run it yet since its registers "
+            f"were shared out anew; take num_consumers = {COPYING_CONSUMERS}"
+        )
+    if config.blk_k < 64:
+        return f"load = cp_async with blk_k = {config.blk_k}: eight lanes copy a row of 64, take blk_k = 64 or 128"
     return None
 
 
@@ -213,6 +242,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         lambda c: _member(c, "split_k", range(1, MAX_SPLIT_K + 1)),
         _sm90_cluster,
         _sm90_schedule,
+        _sm90_load,
         _sm90_registers,
         _smem,
         _expect_tx,
@@ -260,7 +290,7 @@ def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | 
 def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
     """Why a config that an SM can run does not go with the sizes of a problem that can be served, or None.
 
-    Reads the blocks of K and whether N is a multiple of 8, nothing else of the problem.
+    Reads the blocks of K and whether K is a multiple of 8, nothing else of the problem.
     """
     assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
     blocks = config.k_blocks(problem)
@@ -268,9 +298,6 @@ def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:
         return (
             f"split_k = {config.split_k}: K = {problem.k} has {blocks} block(s) of {config.blk_k}, each part needs one"
         )
-    if problem.n % 8 and isinstance(config, Sm90GemmConfig) and not config.swap_ab:
-        return (
-            f"n = {problem.n} is not a multiple of 8, so rows of D are no whole 16 bytes, which a TMA store writes: "
-            "swap_ab stores them from registers"
-        )
+    if isinstance(config, Sm90GemmConfig) and problem.k % 8 and config.load == "tma":
+        return f"k = {problem.k} is not a multiple of 8, and TMA needs 16-byte row strides: load = cp_async takes any"
     return None

@@ -16,13 +16,13 @@ from kernels.cuda_expressions import SourceError
 from kernels.cuda_instructions import UNKNOWN
 from kernels.cuda_source import Kernel, read_kernel
 from kernels.cuda_trace import Trace, Walk, traces
-from kernels.launch import TensorMapPlan
+from kernels.launch import PointerPlan, RowsPlan, StridePlan, TensorMapPlan
 from kernels.structure_barriers import Lifetime, Phases, Producer
 from kernels.structure_clc import Answers, check_requests, learn_answers
 from kernels.structure_counts import barrier_slots, check_arrivals, check_bytes, learn_regions, takes_turns
 from kernels.structure_exchange import Exchange, check_parts
 from kernels.structure_facts import Check, Facts
-from kernels.structure_sm90 import Turns, Wgmma, check_multicast
+from kernels.structure_sm90 import Copies, Turns, WarpStaging, Wgmma, check_multicast, check_registers
 from kernels.structure_sm100 import Tmem, check_issuers, check_tensor_memory
 from kernels.structure_staging import Staging
 
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 RULES: dict[str, str] = {
     "not understood": "the reader can follow every statement that steers a thread",
     "unknown instruction": "the kernel uses only instructions that the rules know",
-    "launch plan": "threads and cluster size are those of the config; the kernel takes tensor maps, and D's address "
-    "only where it stores from registers",
+    "launch plan": "threads and cluster size are those of the config; the kernel takes tensor maps, and address and "
+    "row stride of an operand only where it loads or stores it without TMA",
     "barrier init": "each mbarrier of each ring is initialised once, with the arrivals that the config implies",
+    "register pool": "setmaxnreg grants all warpgroups together no more registers than the CTA was launched with",
     "init fence": "fence.mbarrier_init stands between mbarrier.init and the barrier that publishes it",
     "init barrier": "a cluster barrier (CTA barrier without cluster) stands before the first use of an mbarrier",
     "exit barrier": "threads of a cluster leave through a cluster barrier after their last use of an mbarrier",
@@ -47,6 +48,9 @@ RULES: dict[str, str] = {
     "stage bounds": "loads stay inside their stage, and MMAs read what loads fill",
     "empty wait": "a stage is filled once for each wait on mma2tma",
     "full wait": "a stage is read only after a wait on tma2mma and before its release",
+    "copy wait": "copied values are read after cp.async.wait_group has covered them and a warp barrier",
+    "move barrier": "values are written over after a warp barrier has said that all lanes have read them",
+    "fill fence": "a stage is handed over after its values were moved, fenced for the async proxy, and a warp barrier",
     "wgmma fence": "a wgmma batch opens with wgmma.fence",
     "wgmma commit": "a wgmma batch closes with wgmma.commit_group before the next wait",
     "stage release": "a stage is released when no wgmma group that reads it is in flight, and before its next fill",
@@ -86,6 +90,7 @@ _WARPGROUP_WIDE = frozenset(
     {"setmaxnreg", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "named_barrier", "shared_write", "proxy_fence",
      "remote_write", "lane_transpose", "tcgen05_ld", "tcgen05_wait_ld", "fence_before_sync"}
 )  # fmt: skip
+_WARP_WIDE = frozenset({"shared_write", "proxy_fence"})
 _CTA_WIDE = frozenset({"cta_barrier", "cluster_arrive", "cluster_wait"})
 
 
@@ -131,9 +136,12 @@ def structural_findings(lowered: LoweredKernel, problem: GemmProblem, config: Ge
     try:
         kernel = read_kernel(lowered.source, lowered.launch.symbol)
         walk = _walk(problem, config)
-        followed = traces(kernel, threads=lowered.launch.threads, ranks=config.cluster_size, walk=walk)
-        maps, barriers = _maps(lowered, config, kernel, findings), barrier_slots(config, followed, findings.report)
-        _check(Facts(config, walk, maps, barriers), followed, findings)
+        maps, parameters = _maps(lowered, problem, config, kernel, findings), _parameters(lowered, problem, kernel)
+        followed = traces(
+            kernel, threads=lowered.launch.threads, ranks=config.cluster_size, walk=walk, parameters=parameters
+        )
+        barriers = barrier_slots(config, followed, findings.report)
+        _check(Facts(config, walk, maps, barriers, dict(BASES)), followed, findings)
     except SourceError as error:
         findings.report("not understood", error.line, str(error))
     return tuple(sorted(findings.found.values(), key=lambda f: f.line))
@@ -157,7 +165,7 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
                 findings.report("unknown instruction", event.line, f"{event.text} has no place in this kernel")
     learn_regions(facts, followed, findings.report)
     checks: list[type[Check]] = [Lifetime, Phases, Producer, Staging, Exchange]
-    checks += [Tmem, Answers] if isinstance(config, Sm100GemmConfig) else [Wgmma, Turns]
+    checks += [Tmem, Answers] if isinstance(config, Sm100GemmConfig) else [Wgmma, Turns, Copies, WarpStaging]
     learn_answers(facts, followed)
     for trace in followed:
         states = [check(facts, trace, findings.report) for check in checks]
@@ -167,6 +175,8 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
                 state.see(event, slot)
         for state in states:
             state.end(trace.events[-1].line if trace.events else 0)
+    if isinstance(config, Sm90GemmConfig):
+        check_registers(config, followed, findings.report)
     check_bytes(facts, followed, findings.report)
     check_arrivals(facts, followed, findings.report)
     _check_together(followed, findings)
@@ -181,20 +191,53 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
 
 _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
     "mbarrier_init", "init_fence", "mbarrier_wait", "expect_tx", "arrive", "tma_load", "tma_store", "bulk_commit",
-    "bulk_wait", "bulk_wait_read", "convert", "register_read", "shared_read", "global_write", "warp_barrier",
-    "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit", "fence_after_sync",
-    "try_cancel", "answer_read",
+    "bulk_wait", "bulk_wait_read", "row_copy", "copy_commit", "copy_wait", "convert", "register_read", "shared_read",
+    "global_write", "warp_barrier", "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit",
+    "fence_after_sync", "try_cancel", "answer_read",
 }  # fmt: skip
 
 
-def _maps(lowered: LoweredKernel, config: GemmConfig, kernel: Kernel, findings: _Findings) -> dict[str, TensorMapPlan]:
+# What the followed kernel is given as addresses: apart, and not aligned.
+BASES = {"A": (1 << 40) + 6, "B": (2 << 40) + 10, "D": 3 << 40}
+
+
+def _parameters(lowered: LoweredKernel, problem: GemmProblem, kernel: Kernel) -> dict[str, int]:
+    """Values of the parameters that are no tensor maps: of contiguous operands."""
+    strides = {"A": problem.k, "B": problem.k, "D": problem.n}
+    values = {}
+    for name, plan in zip(kernel.parameters, lowered.launch.parameters, strict=False):
+        if isinstance(plan, PointerPlan):
+            values[name] = BASES[plan.operand]
+        elif isinstance(plan, RowsPlan):
+            values[name] = problem.m
+        elif isinstance(plan, StridePlan):
+            values[name] = strides[plan.operand]
+    return values
+
+
+def _addressed(problem: GemmProblem, config: GemmConfig) -> str:
+    """Operands that the kernel reaches by address and stride instead of a tensor map."""
+    if not isinstance(config, Sm90GemmConfig):
+        return ""
+    return ("AB" if config.load == "cp_async" else "") + ("D" if config.swap_ab or problem.n % 8 else "")
+
+
+def _maps(
+    lowered: LoweredKernel, problem: GemmProblem, config: GemmConfig, kernel: Kernel, findings: _Findings
+) -> dict[str, TensorMapPlan]:
     launch = lowered.launch
-    stores_directly = isinstance(config, Sm90GemmConfig) and config.swap_ab
-    pointers = [plan.operand for plan in launch.parameters if not isinstance(plan, TensorMapPlan)]
-    if len(launch.parameters) != len(kernel.maps) or pointers != ["D"] * stores_directly:
+    addressed = _addressed(problem, config)
+    kinds = {
+        PointerPlan: addressed,
+        StridePlan: addressed,
+        TensorMapPlan: "".join(c for c in "ABD" if c not in addressed),
+    }
+    found = {kind: "".join(p.operand for p in launch.parameters if isinstance(p, kind)) for kind in kinds}
+    if len(launch.parameters) != len(kernel.parameters) or found != kinds:
         findings.report(
-            "launch plan", 0, f"the kernel takes {kernel.maps}, the launch plan has {len(launch.parameters)} parameters"
-        )
+            "launch plan", 0,
+            f"the kernel takes {kernel.parameters}, the launch plan has {len(launch.parameters)} parameters"
+        )  # fmt: skip
     if launch.cluster != (config.cluster_size, 1, 1) or launch.threads != config.threads:
         findings.report(
             "launch plan",
@@ -202,8 +245,8 @@ def _maps(lowered: LoweredKernel, config: GemmConfig, kernel: Kernel, findings: 
             f"launched with {launch.threads} threads and cluster {launch.cluster}, the config implies "
             f"{config.threads} and ({config.cluster_size}, 1, 1)",
         )
-    named = zip(kernel.maps, launch.parameters, strict=False)
-    return {name: plan for name, plan in named if isinstance(plan, TensorMapPlan)}
+    named = zip(kernel.parameters, launch.parameters, strict=False)
+    return {name: plan.called_with(problem.m) for name, plan in named if isinstance(plan, TensorMapPlan)}
 
 
 def _check_together(followed: tuple[Trace, ...], findings: _Findings) -> None:
@@ -212,14 +255,17 @@ def _check_together(followed: tuple[Trace, ...], findings: _Findings) -> None:
     groups: dict[tuple[int, int], list[int]] = {}
     ctas: dict[int, list[int]] = {}
     for trace in followed:
-        collective = trace.events and [e for e in trace.events if e.kind in _WARPGROUP_WIDE]
+        # The warps of a producer that copies work on their own.
+        copies = any(e.kind == "row_copy" for e in trace.events)
+        together = _WARPGROUP_WIDE - (_WARP_WIDE if copies else frozenset())
+        collective = trace.events and [e for e in trace.events if e.kind in together]
         works = any(e.kind in ("wgmma", "tcgen05_ld") for e in trace.events)
         # a proxy fence also stands where single threads read an answer, in the other warpgroup
-        alone = () if works else ("proxy_fence",)
+        single = () if works else ("proxy_fence",)
         lines = [
             e.line
             for e in trace.events
-            if (e.kind in _WARPGROUP_WIDE and e.kind not in alone)
+            if (e.kind in together and e.kind not in single)
             or (works and e.kind in ("mbarrier_wait", "fence_after_sync"))
         ]
         _same(groups.setdefault((trace.rank, trace.warpgroup), lines), lines, "warpgroup", findings)

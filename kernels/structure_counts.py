@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.gemm_names import ANSWER_SLOTS
+from kernels.gemm_sm90_plan import PRODUCER_WARPS
 from kernels.problem import ELEMENT_BYTES
 from kernels.structure_clc import answer_bytes
 from kernels.structure_facts import PART_BYTES, Facts, Region, Report, Slot, leader_of
@@ -33,7 +34,8 @@ def ring_counts(config: GemmConfig) -> tuple[tuple[str, int, int], ...]:
         return rings + _exchange_rings(config) + _answer_rings(config)
     assert isinstance(config, Sm90GemmConfig)
     consumers = 1 if takes_turns(config) else config.num_consumers
-    stages = (("tma2mma", config.pipe_depth, 1), ("mma2tma", config.pipe_depth, consumers * config.cta_group))
+    fills = PRODUCER_WARPS if config.load == "cp_async" else 1
+    stages = (("tma2mma", config.pipe_depth, fills), ("mma2tma", config.pipe_depth, consumers * config.cta_group))
     if takes_turns(config):
         return (*stages, ("turn", config.num_consumers, 1))
     return stages + _exchange_rings(config)
@@ -110,6 +112,9 @@ def learn_regions(facts: Facts, followed: tuple[Trace, ...], report: Report) -> 
             key, low = (rank, operand, slot.number), int(event.values["dst_mem"])
             starts[key] = min(starts.get(key, low), low)
             places.append((key, low, low + facts.box_bytes(event), event))
+    for (rank, stage), operand, low in copy_places(facts, followed):
+        starts[rank, operand, stage] = min(starts.get((rank, operand, stage), low), low)
+        places.append(((rank, operand, stage), low, low + PART_BYTES, followed[0].events[0]))
     rows = {"A": config.cta_rows, "B": config.cta_cols}
     for (rank, operand, stage), low in starts.items():
         size = ELEMENT_BYTES * config.blk_k * rows.get(operand, 0)
@@ -124,6 +129,19 @@ def learn_regions(facts: Facts, followed: tuple[Trace, ...], report: Report) -> 
                 f"stage {one.stage} of {one.operand} overlaps stage {two.stage} of {two.operand} at byte {two.low}"
             )
             report("stage bounds", 0, message)
+
+
+def copy_places(facts: Facts, followed: tuple[Trace, ...]) -> list[tuple[tuple[int, int], str, int]]:
+    """CTA and stage, operand and address of every piece that cp.async brings into a stage; tails are left out."""
+    found = []
+    for trace in followed:
+        stage = -1
+        for event in trace.events:
+            if event.kind == "mbarrier_wait" and (slot := facts.slot(event, trace.rank)) and slot.ring == "mma2tma":
+                stage = slot.number
+            elif event.kind == "row_copy" and event.values["dst_mem"] < facts.first_tail:
+                found.append(((trace.rank, stage), facts.operand_at(event.values["src_mem"]), event.values["dst_mem"]))
+    return found
 
 
 def check_bytes(facts: Facts, followed: tuple[Trace, ...], report: Report) -> None:
@@ -181,10 +199,11 @@ def check_arrivals(facts: Facts, followed: tuple[Trace, ...], report: Report) ->
     # An expect_tx uses a stage, a commit to mma2ld an accumulator. On Blackwell the leader's count for the pair. The
     # first CTA of a cluster owns a chunk of every tile, so its parts2sum counts the tiles for all.
     use = {"mma2tma": "tma2mma", "ld2mma": "mma2ld", "sum2parts": "parts2sum", "roles2next": "next2roles"}
+    counts = {ring: count for ring, _slots, count in ring_counts(config)}
     for ring, slots, count in ring_counts(config):
         for place in (Slot(ring, n, rank) for n in range(slots) for rank in range(config.cluster_size)):
             leader = 0 if ring == "sum2parts" else leader_of(config, place.rank)
-            uses = arrivals[Slot(use.get(ring, ring), place.number, leader)]
+            uses = arrivals[Slot(use.get(ring, ring), place.number, leader)] // counts[use.get(ring, ring)]
             at_leader_only = leader != place.rank and ring in ("tma2mma", "ld2mma", "roles2next")
             expected = 0 if at_leader_only else uses * count
             if arrivals[place] != expected:

@@ -15,8 +15,8 @@ EXCHANGE_RINGS = frozenset({"parts2sum", "sum2parts"})  # they hand over no tens
 
 
 def is_part_read(event: Event) -> bool:
-    """Whether an instruction reads a part of a sum. The plain read of a shared variable is the TMEM address."""
-    return event.kind == "shared_read" and event.text != "ld.shared"
+    """Whether an instruction reads a part of a sum, into floats. Other reads: the TMEM address, copied operands."""
+    return event.kind == "shared_read" and bool(event.registers)
 
 
 class Exchange(Check):

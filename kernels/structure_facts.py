@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.config import Sm100GemmConfig
+from kernels.config import Sm90GemmConfig, Sm100GemmConfig
 from kernels.cuda_trace import CLUSTER_WINDOW
 from kernels.problem import ELEMENT_BYTES
+from kernels.resources import resources_of
 
 if TYPE_CHECKING:
     from kernels.config import GemmConfig
@@ -62,16 +63,24 @@ class Facts:
     walk: how far threads were followed
     maps: tensor maps by kernel parameter
     barriers: ring and slot number by shared-memory address
+    bases: addresses in global memory that pointers are given
     regions: where stages lie, learned from the loads
     answers: slot of each answer of cluster launch control by its address, learned from the requests
+    first_tail: where the tails of cp_async begin, behind all else in shared memory
     """
 
     config: GemmConfig
     walk: Walk
     maps: dict[str, TensorMapPlan]
     barriers: dict[int, tuple[str, int]]
+    bases: dict[str, int] = field(default_factory=dict)
     regions: list[Region] = field(default_factory=list)
     answers: dict[int, int] = field(default_factory=dict)
+    first_tail: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        tails = self.config.tail_bytes if isinstance(self.config, Sm90GemmConfig) else 0
+        self.first_tail = resources_of(self.config).smem_bytes - self.config.pipe_depth * tails
 
     def slot(self, event: Event, rank: int) -> Slot | None:
         """The mbarrier that an instruction of CTA `rank` uses, or None where it uses none that was initialised."""
@@ -81,6 +90,10 @@ class Facts:
         window, address = divmod(int(event.values[operand]), CLUSTER_WINDOW)
         found = self.barriers.get(address)
         return Slot(*found, window - 1 if window else rank) if found else None
+
+    def operand_at(self, address: int) -> str:
+        """The operand whose pointer was given the next lower address, or the one below 16 bytes above it."""
+        return max((base, name) for name, base in self.bases.items() if base - PART_BYTES < address)[1]
 
     def box_bytes(self, event: Event) -> int:
         """Bytes of one TMA copy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.config import Sm90GemmConfig
+from kernels.resources import sm90_entry_registers
 from kernels.structure_counts import loads
 from kernels.structure_facts import Check, Facts, Report, Slot
 
@@ -117,6 +118,129 @@ class Turns(Check):
             self.report("turn", event.line, f"{event.text} waits for {slot} before the consumer's turn")
         elif event.kind == "arrive" and slot.ring == "turn":
             self.mine = False
+
+
+class Copies(Check):
+    """cp_async: when a warp may copy into a stage, read what it has copied, write it back, and hand the stage over."""
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        super().__init__(facts, trace, report)
+        self.copies = any(event.kind == "row_copy" for event in trace.events)
+        self.granted = -1
+        self.begun: set[int] = set()  # stages of the group that is open
+        self.flying: list[set[int]] = []
+        self.arrived: set[int] = set()  # this lane's copies
+        self.readable: set[int] = set()  # those of the whole warp
+        self.unshared_reads = False
+        self.moved: dict[int, str] = {}  # how far what was written into a stage is: "written", "fenced", "shared"
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        if not self.copies:
+            return
+        if event.kind == "mbarrier_wait" and slot and slot.ring == "mma2tma":
+            self.granted = slot.number
+        elif event.kind == "row_copy":
+            self.copy(event)
+        elif event.kind == "copy_commit":
+            self.flying.append(self.begun)
+            self.begun, self.granted = set(), -1
+        elif event.kind == "copy_wait":
+            while len(self.flying) > event.n:
+                self.arrived |= self.flying.pop(0)
+        elif event.kind == "warp_barrier":
+            self.readable |= self.arrived
+            self.unshared_reads = False
+            self.moved.update({stage: "shared" for stage, state in self.moved.items() if state == "fenced"})
+        elif event.kind == "shared_read":
+            self.read(event)
+        elif event.kind == "shared_write":
+            self.write(event)
+        elif event.kind == "proxy_fence":
+            self.moved = dict.fromkeys(self.moved, "fenced")
+        elif event.kind == "arrive" and slot and slot.ring == "tma2mma":
+            self.hand_over(event, slot.number)
+
+    def stage(self, address: int) -> int:
+        """The stage, or the stage of the tail, that an address lies in; -1 for neither."""
+        if address >= self.facts.first_tail:
+            assert isinstance(self.config, Sm90GemmConfig)
+            return (address - self.facts.first_tail) // self.config.tail_bytes
+        found = (self.facts.region(self.trace.rank, operand, address) for operand in "AB")
+        return next((region.stage for region in found if region), -1)
+
+    def copy(self, event: Event) -> None:
+        stage = self.stage(int(event.values["dst_mem"]))
+        if stage < 0 or stage != self.granted:
+            self.report("empty wait", event.line, f"{event.text} fills stage {stage} without a wait on mma2tma")
+        self.begun.add(stage)
+        self.arrived.discard(stage)
+        self.readable.discard(stage)
+        self.moved.pop(stage, None)
+
+    def read(self, event: Event) -> None:
+        stage = self.stage(int(event.values["addr"]))
+        self.unshared_reads = True
+        if stage not in self.readable:
+            self.report(
+                "copy wait",
+                event.line,
+                f"{event.text} reads stage {stage}, whose copies may not have arrived: cp.async.wait_group and a warp "
+                "barrier are missing or too weak",
+            )
+
+    def write(self, event: Event) -> None:
+        stage = self.stage(int(event.values["addr"]))
+        if self.unshared_reads:
+            self.report(
+                "move barrier", event.line, f"{event.text} follows reads of the warp's values without a warp barrier"
+            )
+        self.moved[stage] = "written"
+
+    def hand_over(self, event: Event, stage: int) -> None:
+        state = self.moved.pop(stage, "not written")
+        if state != "shared":
+            self.report("fill fence", event.line, f"{event.text} hands over stage {stage}, whose values are {state}")
+
+
+class WarpStaging(Check):
+    """Stores of D by threads: a warp barrier between what a warp stages and its reads, either way."""
+
+    def __init__(self, facts: Facts, trace: Trace, report: Report) -> None:
+        super().__init__(facts, trace, report)
+        kinds = {event.kind for event in trace.events}
+        self.stages = "shared_write" in kinds and "tma_store" not in kinds and "row_copy" not in kinds
+        self.written = self.read = False
+
+    def see(self, event: Event, slot: Slot | None) -> None:
+        if not self.stages:
+            return
+        if event.kind == "warp_barrier":
+            self.written = self.read = False
+        elif event.kind == "shared_write":
+            self.written = True
+            if self.read:
+                self.report("staging reuse", event.line, f"{event.text}: no warp barrier since lanes read this buffer")
+        elif event.kind == "shared_read" and not event.registers:
+            self.read = True
+            if self.written:
+                self.report(
+                    "staging barrier", event.line, f"{event.text} starts without a warp barrier: lanes may be staging"
+                )
+
+
+def check_registers(config: Sm90GemmConfig, followed: tuple[Trace, ...], report: Report) -> None:
+    """What warpgroups of a CTA ask for must be there: setmaxnreg.inc waits for registers that another gives back."""
+    granted: dict[int, tuple[int, int]] = {}
+    for trace in followed:
+        for event in trace.events:
+            if event.kind == "setmaxnreg" and trace.rank == 0:
+                granted[trace.warpgroup] = (int(event.text.split()[-1]), event.line)
+    launched = sm90_entry_registers(config) * config.threads
+    asked = 128 * sum(registers for registers, _line in granted.values())
+    if asked > launched:
+        line = max(granted.values())[1]
+        message = f"setmaxnreg grants {asked} registers in all, the CTA is launched with {launched}: consumers wait"
+        report("register pool", line, message)
 
 
 def check_multicast(facts: Facts, followed: tuple[Trace, ...], report: Report) -> None:

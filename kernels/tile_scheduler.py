@@ -28,7 +28,8 @@ class SerpentineScheduler(ClusterPersistentScheduler2D):  # type: ignore[misc]
             forward = tile_row // group_size % 2 == 0
             set_tile_coords(tile_row, T.Select(forward, tile_col, last_col - tile_col))
 
-        one_group = group_size >= self._M_TILE_ROWS
+        # where rows of tiles are counted when the kernel runs, a single group is the first, which runs forward
+        one_group = isinstance(self._M_TILE_ROWS, int) and group_size >= self._M_TILE_ROWS
         self._update_group_major(tile_linear, set_tile_coords if one_group else set_turned)
 
 
@@ -43,10 +44,17 @@ class TileWalk:
         problem: GemmProblem,
         config: GemmConfig,
         clusters: int,
+        *,
+        rows: Any = None,
         kind: Callable[..., SerpentineScheduler] = SerpentineScheduler,
     ) -> None:
-        """kind: makes the scheduler, where its tiles come from elsewhere than from counting on"""
+        """rows: of D, where they are known only when the kernel is called, an int32; kind: makes the scheduler, where
+        its tiles come from elsewhere than from counting on.
+        """
         tiles_m, tiles_n = config.cluster_tiles(problem)
+        if rows is not None:
+            tile_rows = config.cluster_tile[0]
+            tiles_m = T.truncdiv(rows + (tile_rows - 1), tile_rows)
         grouped, walked = (tiles_n, tiles_m) if config.along_n else (tiles_m, tiles_n)
         scheduler = kind(
             "tiles",
@@ -54,7 +62,7 @@ class TileWalk:
             num_n_tiles=walked,
             num_clusters=clusters,
             # A group larger than the grid orders tiles like one as large as the grid: one source for all of them.
-            l2_group_size=min(config.l2_group_size, grouped),
+            l2_group_size=min(config.l2_group_size, grouped) if isinstance(grouped, int) else config.l2_group_size,
             serpentine=config.serpentine,
         )
         self.scheduler = scheduler

@@ -20,8 +20,8 @@ from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.devices import DeviceProfile
 from kernels.problem import GemmProblem
 from kernels.rules import violation
-from search_space.space import choices
-from search_space.walk import Walk, epilogue_chunks, plain_order, walk_of
+from search_space.space import choices, loads_plainly
+from search_space.walk import Walk, epilogue_chunks, plain_order, stages_by_threads, walk_of
 
 type Check = Callable[[GemmProblem, GemmConfig, DeviceProfile, Walk], str | None]
 
@@ -84,7 +84,9 @@ def plainest(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
     plain = replace(
         config,
         pipe_depth=min(config.pipe_depth, max(_useful_depth(config, walk), walk.waves * walk.k_blocks)),
-        epi_stages=min(config.epi_stages, epilogue_chunks(config) * walk.waves),
+        epi_stages=1
+        if stages_by_threads(problem, config)
+        else min(config.epi_stages, epilogue_chunks(config) * walk.waves),
         raster=raster,
         l2_group_size=group,
     )
@@ -124,6 +126,11 @@ def _unused_buffers(problem: GemmProblem, config: GemmConfig, profile: DevicePro
             f"epi_stages = {config.epi_stages}: a consumer stores {stores} chunk(s) in all, "
             f"so it runs like epi_stages = {stores}"
         )
+    if config.epi_stages > 1 and stages_by_threads(problem, config):
+        return (
+            f"epi_stages = {config.epi_stages}: n = {problem.n} is not a multiple of 8, so threads store D from one "
+            "buffer, and it runs like epi_stages = 1"
+        )
     if isinstance(config, Sm100GemmConfig) and config.acc_stages > walk.waves:
         return f"acc_stages = {config.acc_stages}: a CTA computes one tile, so it runs like acc_stages = 1"
     return None
@@ -153,8 +160,11 @@ def _order(config: GemmConfig, walk: Walk) -> str | None:
 
 
 def _bytes_in_flight(config: GemmConfig, depth: int, walk: Walk) -> str | None:
-    """Hopper only: a tcgen05 commit frees its stage by itself, and no depth sweep was measured on Blackwell."""
-    if not isinstance(config, Sm90GemmConfig) or depth >= walk.waves * walk.k_blocks:
+    """Hopper only: a tcgen05 commit frees its stage by itself, and no depth sweep was measured on Blackwell.
+
+    Nor was one with cp_async.
+    """
+    if not isinstance(config, Sm90GemmConfig) or config.load != "tma" or depth >= walk.waves * walk.k_blocks:
         return None
     stage = config.stage_bytes
     in_flight = (depth - 1) * stage
@@ -218,6 +228,8 @@ def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, 
 def _form(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     """Forms of the templates where what they are for cannot happen."""
     assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
+    if isinstance(config, Sm90GemmConfig) and not loads_plainly(problem, config):
+        return f"load = cp_async: k = {problem.k} is a multiple of 8, so TMA loads the same rows without moving them"
     if config.swap_ab and problem.m > MOST_ROWS_TO_SWAP and problem.n % 8 == 0:
         return f"swap_ab: M = {problem.m} fills the wide side of the MMA well enough, N can keep the narrow one"
     unsplit = ceil(walk.tiles / profile.sm_count)

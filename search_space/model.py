@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import ConfigError
 from kernels.problem import ELEMENT_BYTES, Dtype, GemmProblem
-from search_space.walk import Walk, epilogue_chunks, loaded_rows, walk_of
+from search_space.walk import Walk, epilogue_chunks, loaded_rows, stages_by_threads, walk_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,6 +80,16 @@ REGISTER_STORE_CLOCKS = 8
 # tiles took 5 us at 512x4096x14336.
 EXCHANGE_US = 1.2
 EXCHANGE_BYTES_PER_CLOCK = 8
+# Stores by threads where TMA cannot store D (N % 8 != 0): a warp stores rows one after the other, a sector each clock
+# and one more for a row that starts within a sector.
+SECTOR_CLOCKS = 1
+# Issue slots of a producer warp for 16 rows of 64 elements that cp_async copies and moves, counted in the machine code.
+# Every scheduler of an SM has one of the four warps, so they are clocks as well.
+COPY_STEP_SLOTS = 39
+# With cp_async each stage waits for a load of its own (*): 12 stages of 64 columns took 9.82 us and 6 of 128 took
+# 6.57 us (1x705x705, otherwise equal), which is 0.54 us a stage whatever its size. What the depth of the ring should
+# hide, the proxy fence before each hand-over probably waits for.
+COPY_STAGE_US = 0.54
 # Tensor memory delivers 32 bits to each of 128 lanes a clock (16 TB/s over 148 SMs, Blackwell architecture brief).
 TMEM_COLUMNS_PER_CLOCK = 1
 
@@ -152,14 +162,15 @@ def stage_times(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile
     memory_us = _dram_bytes(problem, config, profile, walk) / (profile.bandwidth_bytes_per_s * BANDWIDTH_SHARE) * 1e6
     compute = _compute_clocks(problem, config) / clocks_per_us
     port = max(_stage_traffic(problem, config)) / SM_PORT_BYTES_PER_CLOCK / clocks_per_us
+    port = max(port, _copy_clocks(problem, config) / clocks_per_us)
     bandwidth, latency = max(port, memory_us / stages), _latency_us(config, port, compute)
     return StageTimes(
         compute_us=compute,
         port_us=port,
         memory_us=memory_us / stages,
         latency_us=latency,
-        load_us=bandwidth if stages <= config.pipe_depth else (latency**KNEE + bandwidth**KNEE) ** (1 / KNEE),
-        epilogue_us=_epilogue_clocks(config) / clocks_per_us + _exchange_us(config, clocks_per_us),
+        load_us=bandwidth if _hides_latency(config, stages) else (latency**KNEE + bandwidth**KNEE) ** (1 / KNEE),
+        epilogue_us=_epilogue_clocks(problem, config) / clocks_per_us + _exchange_us(config, clocks_per_us),
     )
 
 
@@ -177,7 +188,7 @@ def predict(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) ->
     last_us = walk.k_blocks * max(one.compute_us, one.load_us)
     rows, cols = config.cluster_tile
     terms = {"compute": one.compute_us, "memory": one.memory_us, "l2": one.port_us, "latency": one.latency_us}
-    if stages <= config.pipe_depth:
+    if _hides_latency(config, stages):
         del terms["latency"]
     return Prediction(
         time_us=overhead_us + (walk.waves - 1) * tile_us + last_us + one.epilogue_us,
@@ -242,19 +253,40 @@ def _compute_clocks(problem: GemmProblem, config: GemmConfig) -> float:
     return steps * max(multiply, read) + extra
 
 
+def _copy_clocks(problem: GemmProblem, config: GemmConfig) -> float:
+    """Clocks of the producer's warps for one stage: none worth counting where TMA loads."""
+    if not _copies(config):
+        return 0.0
+    steps = sum(-(-rows // 16) for rows in loaded_rows(problem, config))
+    return COPY_STEP_SLOTS * steps * config.blk_k / 64
+
+
 def _stages_in_flight(config: GemmConfig) -> int:
     """Hopper consumers release a stage once the next one has arrived and its wgmmas are issued; tcgen05 at once."""
+    if _copies(config):
+        return 1
     return config.pipe_depth - 1 if isinstance(config, Sm90GemmConfig) else config.pipe_depth
+
+
+def _copies(config: GemmConfig) -> bool:
+    return isinstance(config, Sm90GemmConfig) and config.load == "cp_async"
+
+
+def _hides_latency(config: GemmConfig, stages: int) -> bool:
+    """Whether all loads of a CTA are under way from the start."""
+    return stages <= config.pipe_depth and not _copies(config)
 
 
 def _latency_us(config: GemmConfig, port: float, compute: float) -> float:
     """Time per stage when a slot's round trip is all that limits: load, and on Blackwell the MMA that frees it."""
+    if _copies(config):
+        return max(COPY_STAGE_US, port)
     if isinstance(config, Sm90GemmConfig):
-        return (LOAD_LATENCY_US + port) / max(1, config.pipe_depth - 1)
+        return (LOAD_LATENCY_US + port) / max(1, _stages_in_flight(config))
     return (LOAD_LATENCY_US + port + compute) / config.pipe_depth
 
 
-def _epilogue_clocks(config: GemmConfig) -> float:
+def _epilogue_clocks(problem: GemmProblem, config: GemmConfig) -> float:
     """Clocks from the last MMA of a tile until its accumulator is free: all consumers at once, sharing the SM."""
     if isinstance(config, Sm90GemmConfig) and config.swap_ab:
         stores = epilogue_chunks(config) * (config.epi_n // 8) * 2 * 4  # of 32 bits, by the four warps of a consumer
@@ -263,6 +295,9 @@ def _epilogue_clocks(config: GemmConfig) -> float:
     staged = config.num_consumers * rows * config.epi_n * ELEMENT_BYTES / SMEM_BYTES_PER_CLOCK
     if isinstance(config, Sm100GemmConfig):
         staged += config.num_consumers * config.epi_n / TMEM_COLUMNS_PER_CLOCK
+    if stages_by_threads(problem, config):
+        sectors = config.epi_n * ELEMENT_BYTES // SECTOR_BYTES + 1
+        return epilogue_chunks(config) * (staged + config.num_consumers * rows * sectors * SECTOR_CLOCKS) + TILE_CLOCKS
     chunk = staged + CHUNK_CLOCKS + (SINGLE_BUFFER_CLOCKS if config.epi_stages == 1 else 0)
     return epilogue_chunks(config) * chunk + TILE_CLOCKS
 

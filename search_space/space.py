@@ -18,9 +18,16 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.arch import Arch, arch_named
-from kernels.config import CONFIG_CLASSES, GemmConfig, Rasters, Schedulers, Schedules
+from kernels.config import CONFIG_CLASSES, GemmConfig, Loads, Rasters, Schedulers, Schedules, Sm90GemmConfig
 from kernels.resources import resources_of
-from kernels.rules import config_violation, epilogue_violation, fit_violation, problem_violation, violation
+from kernels.rules import (
+    COPYING_CONSUMERS,
+    config_violation,
+    epilogue_violation,
+    fit_violation,
+    problem_violation,
+    violation,
+)
 
 if TYPE_CHECKING:
     import random
@@ -54,6 +61,7 @@ _CHOICES: dict[str, Choices] = {
         "swap_ab": (False, True),
         # above 8 a cluster fills most of a GPC by itself, so there is little between 12 and 16
         "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 12, 16),
+        "load": Loads,
     },
     "sm_100a": {
         **_EVERYWHERE,
@@ -68,37 +76,51 @@ _CHOICES: dict[str, Choices] = {
     },
 }
 
+_HOPPER_FORMS: tuple[Choices, ...] = (
+    {"swap_ab": (False,), "split_k": (1,), "schedule": ("cooperative",)},
+    {
+        "swap_ab": (False,),
+        "split_k": (1,),
+        "schedule": ("pingpong",),
+        "num_consumers": (2,),
+        "blk_m": (64, 128),
+        "blk_k": (64, 128),
+    },
+    {
+        "swap_ab": (False,),
+        "split_k": (2, 3, 4, 5, 6, 7, 8, 12, 16),
+        "schedule": ("cooperative",),
+        "cta_group": (1,),
+        "num_consumers": (1, 2),
+        "blk_k": (64, 128),
+        "epi_stages": (1, 2),
+    },
+    {
+        "swap_ab": (True,),
+        "schedule": ("cooperative",),
+        "cta_group": (1,),
+        "num_consumers": (1, 2),
+        "blk_m": (64, 128),
+        "blk_k": (64, 128),
+        "epi_stages": (1,),
+    },
+)
+# Only TMA multicasts to a pair of CTAs.
+_ALONE: Choices = {"cta_group": (1,), "share": ("B",), "blk_k": (64, 128), "epi_stages": (1, 2)}
+
+
+def _copying(form: Choices) -> Choices:
+    """A form of the Hopper template with cp_async; one that needs more consumers than that has is left with none."""
+    consumers = tuple(n for n in form.get("num_consumers", (1, 2, 3)) if int(n) <= COPYING_CONSUMERS)
+    return _ALONE | form | {"num_consumers": consumers, "load": ("cp_async",)}
+
+
 # The forms of a template: parts of the product without overlap that are searched. What lies between them is legal too,
 # but combines things that leave each other no use, such as a pair that shares a short operand.
 _FORMS: dict[str, tuple[Choices, ...]] = {
     "sm_90a": (
-        {"swap_ab": (False,), "split_k": (1,), "schedule": ("cooperative",)},
-        {
-            "swap_ab": (False,),
-            "split_k": (1,),
-            "schedule": ("pingpong",),
-            "num_consumers": (2,),
-            "blk_m": (64, 128),
-            "blk_k": (64, 128),
-        },
-        {
-            "swap_ab": (False,),
-            "split_k": (2, 3, 4, 5, 6, 7, 8, 12, 16),
-            "schedule": ("cooperative",),
-            "cta_group": (1,),
-            "num_consumers": (1, 2),
-            "blk_k": (64, 128),
-            "epi_stages": (1, 2),
-        },
-        {
-            "swap_ab": (True,),
-            "schedule": ("cooperative",),
-            "cta_group": (1,),
-            "num_consumers": (1, 2),
-            "blk_m": (64, 128),
-            "blk_k": (64, 128),
-            "epi_stages": (1,),
-        },
+        *(form | {"load": ("tma",)} for form in _HOPPER_FORMS),
+        *map(_copying, _HOPPER_FORMS),
     ),
     "sm_100a": (
         {"swap_ab": (False,), "split_k": (1,)},
@@ -272,15 +294,22 @@ def _legal(problem: GemmProblem, profile: DeviceProfile) -> _Legal:
     name, values = profile.arch.name, choices(profile.arch)
     largest = max(int(group) for group in values["cta_group"]) * max(int(s) for s in values.get("split_k", (1,)))
     blocks = tuple(min(largest, ceil(problem.k / int(blk_k))) for blk_k in values["blk_k"])
-    key = (name, min(profile.sm_count, largest), blocks, problem.n % 8 == 0)
+    key = (name, min(profile.sm_count, largest), blocks, problem.k % 8 == 0)
     if key not in _LEGAL:
         kept = tuple(
             branch
             for branch in branches(name)
-            if branch.shallowest.cluster_size <= profile.sm_count and fit_violation(problem, branch.shallowest) is None
+            if branch.shallowest.cluster_size <= profile.sm_count
+            and fit_violation(problem, branch.shallowest) is None
+            and loads_plainly(problem, branch.shallowest)
         )
         _LEGAL[key] = _Legal(branches=kept, ends=tuple(accumulate(len(branch.depths) for branch in kept)))
     return _LEGAL[key]
+
+
+def loads_plainly(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether the config loads by TMA wherever TMA can: what cp_async does more it does for rows that TMA cannot."""
+    return not isinstance(config, Sm90GemmConfig) or problem.k % 8 != 0 or config.load == "tma"
 
 
 def legal_branches(problem: GemmProblem, profile: DeviceProfile) -> tuple[Branch, ...]:
@@ -291,6 +320,7 @@ def legal_branches(problem: GemmProblem, profile: DeviceProfile) -> tuple[Branch
 def legal_configs(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmConfig]:
     """Every config of the searched forms without a violation for this problem on this device, in a fixed order.
 
+    Those that load plainly, that is.
     Raises NoLegalConfigError, on the first step, when the rules forbid the problem itself.
     """
     orders = _orders(choices(profile.arch))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import ConfigError
-from kernels.rules import epilogue_violation, fit_violation
+from kernels.rules import config_violation, epilogue_violation, fit_violation
 from search_space.checks import plainest, rejection, tile_rejection
 from search_space.model import rank
-from search_space.space import choices, fitting_depths, tiles
+from search_space.space import choices, fitting_depths, loads_plainly, tiles
 from search_space.walk import walk_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 STARTING_CONFIGS = 14
 MEASURED_CONFIGS = 6  # at most, so that the model has a say as well
+LEAST_COPYING_DEPTH = 3  # one stage under way while one is moved and one multiplied
 PICKS_PER_TILE = 2  # of the model's, so that its picks differ in more than the cluster
 
 # The three last steps of the ladder, and the same steps on Hopper: one consumer with a double buffer, a cluster of two
@@ -171,12 +172,25 @@ def model_picks(problem: GemmProblem, profile: DeviceProfile, count: int) -> tup
 def _worth_asking(problem: GemmProblem, configs: Iterable[GemmConfig], profile: DeviceProfile) -> dict[str, GemmConfig]:
     """The configs that can be asked, each as the plainest config that does the same, by key and in order."""
     kept: dict[str, GemmConfig] = {}
-    for config in configs:
+    for any_rows in configs:
+        config = _loading(problem, any_rows)
         if profile.sm_count >= config.cluster_size:
             plain = plainest(problem, config, profile)
             if rejection(problem, plain, profile) is None:
                 kept.setdefault(plain.key, plain)
     return kept
+
+
+def _loading(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
+    """The config itself, or where TMA cannot load the rows the nearest that can: alone, with a ring that fits."""
+    if loads_plainly(problem, config) and fit_violation(problem, config) is None:
+        return config
+    if not isinstance(config, Sm90GemmConfig) or problem.k % 8 == 0:
+        return config
+    copying = replace(config, load="cp_async", cta_group=1, share="B", blk_k=max(64, config.blk_k))
+    while copying.pipe_depth > LEAST_COPYING_DEPTH and config_violation(copying):
+        copying = replace(copying, pipe_depth=copying.pipe_depth - 1)
+    return copying
 
 
 def _candidates(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmConfig]:
@@ -187,7 +201,7 @@ def _candidates(problem: GemmProblem, profile: DeviceProfile) -> Iterator[GemmCo
     """
     depths = tuple(int(depth) for depth in choices(profile.arch)["pipe_depth"])
     for tile in tiles(profile.arch.name):
-        if profile.sm_count < tile.cluster_size or fit_violation(problem, tile):
+        if profile.sm_count < tile.cluster_size or fit_violation(problem, tile) or not loads_plainly(problem, tile):
             continue
         walk = walk_of(problem, tile, profile.sm_count)
         if tile_rejection(problem, tile, profile, walk):

@@ -63,6 +63,11 @@ def epilogue_chunks(config: GemmConfig) -> int:
     return ceil(config.chunks / config.split_k)
 
 
+def stages_by_threads(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether threads store D from the staging buffer, because TMA cannot write rows that are no whole 16 bytes."""
+    return isinstance(config, Sm90GemmConfig) and problem.n % 8 != 0 and not config.swap_ab
+
+
 def loaded_rows(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
     """Rows of A and of B that arrive in one CTA with each stage.
 

@@ -12,6 +12,7 @@ from kernels.rules import problem_violation
 if TYPE_CHECKING:
     from api.services.targets import Target
 
+TOO_LONG = "split the product into several of fewer rows or columns"
 NOT_A_MULTIPLE = "pad the operands with zeros to the next multiple of 8, tune that shape, and cut the result"
 
 
@@ -33,7 +34,8 @@ def checked_problem(
     except InvalidProblem as error:
         raise _refused(error, prefix) from error
     if reason := problem_violation(problem, target.arch):
-        raise ProblemError(f"{prefix}{reason.split(' ', 1)[0]}: {reason}", hint=NOT_A_MULTIPLE)
+        hint = NOT_A_MULTIPLE if "multiple" in reason else TOO_LONG
+        raise ProblemError(f"{prefix}{reason.split(' ', 1)[0]}: {reason}", hint=hint)
     _check_memory(problem, target, prefix)
     return problem
 

@@ -39,6 +39,7 @@ struct Driver {
   decltype(&cuTensorMapEncodeTiled) encode_tiled;
   decltype(&cuOccupancyMaxActiveClusters) active_clusters;
   decltype(&cuMemsetD2D8Async) memset_rows;
+  decltype(&cuMemsetD8Async) memset_all;
   decltype(&cuLaunchKernelEx) launch;
 };
 
@@ -71,6 +72,7 @@ Driver LoadDriver() {
   Resolve(library, "cuTensorMapEncodeTiled", &d.encode_tiled);
   Resolve(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
   Resolve(library, "cuMemsetD2D8Async", &d.memset_rows);
+  Resolve(library, "cuMemsetD8Async", &d.memset_all);
   Resolve(library, "cuLaunchKernelEx", &d.launch);
   return d;
 }
@@ -92,7 +94,7 @@ void Check(CUresult result, const char* action) {
 // ------------------------------------------------------------------------------------------------ arguments
 
 constexpr int64_t kElementBytes = 2;
-constexpr int64_t kAlignment = 16;  // bytes: of the start of an operand and of the distance of its rows
+constexpr int64_t kMaxRowBytes = kElementBytes * ((int64_t{1} << 31) - 1);  // kernels take the distance as an int32
 constexpr std::array<const char*, 3> kNames = {"A", "B", "D"};
 
 std::string ShapeText(const TensorView& tensor) {
@@ -101,17 +103,21 @@ std::string ShapeText(const TensorView& tensor) {
   return text + ")";
 }
 
-// What one call multiplies. Every extent is that of the module or zero.
+// What one call multiplies. Every extent is that of the module or zero, or M that of the call.
 struct Extents {
   int64_t m, n, k;
 };
+
+constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1 - 2048;  // coordinates of a last tile are 32-bit (kernels/rules.py)
 
 Extents ExtentsOf(const TensorView& a, const TensorView& b) {
   const auto or_zero = [](const TensorView& tensor, int axis, int64_t whole) {
     return axis < tensor.ndim() && tensor.size(axis) == 0 ? 0 : whole;
   };
   const GemmPayload& p = gemm_payload;
-  return {or_zero(a, 0, p.m), or_zero(b, 0, p.n), or_zero(a, 1, p.k)};
+  const int64_t m = p.dynamic_m && a.ndim() > 0 ? a.size(0) : p.m;
+  if (m > kMaxRows) TVM_FFI_THROW(ValueError) << "A has " << m << " rows: at most " << kMaxRows << " are served";
+  return {or_zero(a, 0, m), or_zero(b, 0, p.n), or_zero(a, 1, p.k)};
 }
 
 char* Address(const TensorView& tensor) { return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset(); }
@@ -119,6 +125,15 @@ char* Address(const TensorView& tensor) { return static_cast<char*>(tensor.data_
 // Distance of two rows in bytes. A stride of an extent of one never takes part in an address: anything may stand there.
 int64_t RowBytes(const TensorView& tensor) {
   return kElementBytes * (tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1));
+}
+
+// Which rows that do not follow one another directly a module serves.
+std::string Apart(int operand) {
+  const int32_t alignment = gemm_payload.alignment[operand];
+  if (gemm_payload.contiguous[operand]) return "";
+  if (alignment == kElementBytes) return " or with rows farther apart, at most 2^31 - 1 elements";
+  return " or with rows a multiple of " + std::to_string(alignment) + " bytes apart (" +
+         std::to_string(alignment / kElementBytes) + " elements)";
 }
 
 void CheckOperand(int operand, const TensorView& tensor, int64_t rows, int64_t cols) {
@@ -136,17 +151,16 @@ void CheckOperand(int operand, const TensorView& tensor, int64_t rows, int64_t c
   }
   if (rows == 0 || cols == 0) return;
   const bool whole_rows = cols == 1 || tensor.stride(1) == 1;
-  const bool close = RowBytes(tensor) == kElementBytes * cols;
-  const bool apart = RowBytes(tensor) > kElementBytes * cols && RowBytes(tensor) % kAlignment == 0;
+  const int32_t alignment = gemm_payload.alignment[operand];
+  const int64_t row_bytes = RowBytes(tensor);
+  const bool close = row_bytes == kElementBytes * cols;
+  const bool apart = row_bytes > kElementBytes * cols && row_bytes % alignment == 0 && row_bytes <= kMaxRowBytes;
   if (!whole_rows || !(close || (apart && !gemm_payload.contiguous[operand]))) {
-    TVM_FFI_THROW(ValueError) << name << " must be row-major and "
-                              << (gemm_payload.contiguous[operand]
-                                      ? "contiguous"
-                                      : "contiguous or with rows a multiple of 16 bytes apart (8 elements)")
-                              << ", got strides (" << tensor.stride(0) << ", " << tensor.stride(1) << ")";
+    TVM_FFI_THROW(ValueError) << name << " must be row-major and contiguous" << Apart(operand) << ", got strides ("
+                              << tensor.stride(0) << ", " << tensor.stride(1) << ")";
   }
-  if (reinterpret_cast<uintptr_t>(Address(tensor)) % kAlignment != 0) {
-    TVM_FFI_THROW(ValueError) << name << " must start at a 16-byte aligned address";
+  if (reinterpret_cast<uintptr_t>(Address(tensor)) % static_cast<uintptr_t>(alignment) != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must start at a " << alignment << "-byte aligned address";
   }
 }
 
@@ -271,12 +285,18 @@ class ContextGuard {
 
 // ------------------------------------------------------------------------------------------------ launch
 
-void Encode(const GemmParameter& plan, char* address, int64_t row_bytes, CUtensorMap* map) {
-  std::array<uint64_t, GEMM_MAX_RANK> strides;
+// row_bytes: distance of rows, 0 for that of the plan; rows: of the operand in the call.
+void Encode(const GemmParameter& plan, char* address, int64_t row_bytes, int64_t rows, CUtensorMap* map) {
+  std::array<uint64_t, GEMM_MAX_RANK> strides, extents;
+  std::array<uint32_t, GEMM_MAX_RANK> box;
   std::copy(std::begin(plan.strides), std::end(plan.strides), strides.begin());
+  std::copy(std::begin(plan.extents), std::end(plan.extents), extents.begin());
+  std::copy(std::begin(plan.box), std::end(plan.box), box.begin());
   if (row_bytes != 0) strides[0] = static_cast<uint64_t>(row_bytes);
-  Check(driver().encode_tiled(map, static_cast<CUtensorMapDataType>(plan.data_type), plan.rank, address, plan.extents,
-                              strides.data(), plan.box, plan.element_strides,
+  if (plan.rows_from_call) extents[1] = static_cast<uint64_t>(rows);
+  if (plan.short_box) box[1] = static_cast<uint32_t>(std::min<int64_t>(box[1], rows));
+  Check(driver().encode_tiled(map, static_cast<CUtensorMapDataType>(plan.data_type), plan.rank, address, extents.data(),
+                              strides.data(), box.data(), plan.element_strides,
                               static_cast<CUtensorMapInterleave>(plan.interleave),
                               static_cast<CUtensorMapSwizzle>(plan.swizzle),
                               static_cast<CUtensorMapL2promotion>(plan.l2_promotion),
@@ -288,6 +308,8 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
   const GemmPayload& p = gemm_payload;
   std::array<char*, 3> addresses;
   alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
+  std::array<int32_t, 3> strides;
+  auto rows = static_cast<int32_t>(operands[GEMM_A].size(0));
   std::array<void*, GEMM_MAX_PARAMETERS> arguments;
   for (size_t i = 0; i < operands.size(); ++i) addresses[i] = Address(operands[i]);
   for (size_t i = 0; i < static_cast<size_t>(p.parameter_count); ++i) {
@@ -296,8 +318,13 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
     if (parameter.kind == GEMM_TENSOR_MAP) {
       const TensorView& tensor = operands[operand];
       const bool own_stride = !p.contiguous[operand] && tensor.size(0) > 1;
-      Encode(parameter, addresses[operand], own_stride ? RowBytes(tensor) : 0, &maps[i]);
+      Encode(parameter, addresses[operand], own_stride ? RowBytes(tensor) : 0, tensor.size(0), &maps[i]);
       arguments[i] = &maps[i];
+    } else if (parameter.kind == GEMM_ROWS) {
+      arguments[i] = &rows;
+    } else if (parameter.kind == GEMM_STRIDE) {
+      strides[operand] = static_cast<int32_t>(RowBytes(operands[operand]) / kElementBytes);
+      arguments[i] = &strides[operand];
     } else {
       arguments[i] = &addresses[operand];
     }
@@ -310,10 +337,13 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
 
 // A product of no terms is zero.
 void Clear(const TensorView& d, CUstream stream) {
-  const auto width = static_cast<size_t>(kElementBytes * d.size(1));
-  Check(driver().memset_rows(reinterpret_cast<CUdeviceptr>(Address(d)), static_cast<size_t>(RowBytes(d)), 0, width,
-                             static_cast<size_t>(d.size(0)), stream),
-        "clearing D");
+  const auto start = reinterpret_cast<CUdeviceptr>(Address(d));
+  const auto width = static_cast<size_t>(kElementBytes * d.size(1)), rows = static_cast<size_t>(d.size(0));
+  if (static_cast<size_t>(RowBytes(d)) == width) {  // rows may be longer than the distance that the other call takes
+    Check(driver().memset_all(start, 0, width * rows, stream), "clearing D");
+  } else {
+    Check(driver().memset_rows(start, static_cast<size_t>(RowBytes(d)), 0, width, rows, stream), "clearing D");
+  }
 }
 
 void Gemm(TensorView a, TensorView b, TensorView d) {

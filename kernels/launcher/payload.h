@@ -12,9 +12,10 @@ extern "C" {
 #endif
 
 enum GemmOperand { GEMM_A = 0, GEMM_B = 1, GEMM_D = 2 };
-enum GemmParameterKind { GEMM_TENSOR_MAP = 0, GEMM_POINTER = 1 };
+enum GemmParameterKind { GEMM_TENSOR_MAP = 0, GEMM_POINTER = 1, GEMM_STRIDE = 2, GEMM_ROWS = 3 };
 
-// One kernel parameter: a tensor map over an operand (the fields of cuTensorMapEncodeTiled), or the operand's address.
+// One kernel parameter: a tensor map over an operand (the fields of cuTensorMapEncodeTiled), the operand's address,
+// the distance of two of its rows in elements, as an int32, or M, as an int32.
 struct GemmParameter {
   int32_t kind;
   int32_t operand;
@@ -28,6 +29,8 @@ struct GemmParameter {
   int32_t swizzle;
   int32_t l2_promotion;
   int32_t oob_fill;
+  int32_t rows_from_call;  // extents[1] is that of the operand in the call
+  int32_t short_box;       // box[1] is at most that
 };
 
 struct GemmPayload {
@@ -38,12 +41,14 @@ struct GemmPayload {
   int32_t capability_major;
   int32_t capability_minor;
   int64_t m, n, k;
+  int32_t dynamic_m;  // m is an example: M is that of the call
   int32_t is_bfloat16;  // else float16
   uint32_t grid;
   uint32_t threads;
   uint32_t cluster[3];
   uint32_t smem_bytes;
   int32_t contiguous[3];  // whether A, B, D must be: the kernel knows their row stride
+  int32_t alignment[3];   // bytes: of the start of A, B, D and of the distance of their rows
   int32_t parameter_count;
   struct GemmParameter parameters[GEMM_MAX_PARAMETERS];
 };

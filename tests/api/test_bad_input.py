@@ -30,7 +30,7 @@ BAD_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"dtype": "fp8"}, "ProblemError", "problems[0].dtype: unknown dtype 'fp8': use 'bf16' or 'fp16'"),
     ({"dtype": "\ud800"}, "RequestError", "problems[0].dtype: must be valid Unicode text"),
     ({"layout": "TN"}, "ProblemError", "problems[0].layout: unsupported layout 'TN'"),
-    ({"k": 100}, "ProblemError", "problems[0].k: k = 100 is not a multiple of 8"),
+    ({"k": 100, "arch": "sm_100a"}, "ProblemError", "problems[0].k: k = 100 is not a multiple of 8"),
     ({"n": 4100, "arch": "sm_100a"}, "ProblemError", "problems[0].n: n = 4100 is not a multiple of 8"),
     ({"m": 2_000_000_000}, "ProblemError", "problems[0].m: 2000000000x4096x4096 needs 32768033554432 bytes"),
     ({"arch": "sm_80"}, "UnknownTarget", "problems[0].arch: unknown arch 'sm_80'"),
@@ -107,7 +107,8 @@ def test_bad_job_is_refused_with_its_field(service: Service, change: dict[str, A
 
 def test_third_problem_is_named_by_its_place(service: Service) -> None:
     """One bad problem among good ones refuses the whole job."""
-    refused(service, job_body(problems=[GOOD, GOOD, GOOD | {"k": 100}]), "ProblemError", "problems[2].k: k = 100")
+    bad = GOOD | {"k": 100, "arch": "sm_100a"}
+    refused(service, job_body(problems=[GOOD, GOOD, bad]), "ProblemError", "problems[2].k: k = 100")
 
 
 def test_a15_odd_shape_of_a_report_is_refused_up_front(service: Service) -> None:

@@ -92,7 +92,7 @@ def test_dispatch_leaves_out_configs_that_cannot_run(service: Service) -> None:
 @pytest.mark.parametrize(
     ("change", "detail"),
     [
-        ({"k": 7}, "k: k = 7 is not a multiple of 8"),
+        ({"k": 7, "device": "b200"}, "k: k = 7 is not a multiple of 8"),
         ({"m_min": 9, "m_max": 8}, "query: m_max must be at least m_min, got 8 and 9"),
         ({"m_min": 0}, "m_min: must be at least 1"),
         ({"m": 5}, "m: is not a field of this request"),

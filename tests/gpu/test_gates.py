@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernels.rules import violation
 from tests.soak import certify
 from tests.soak.gates import process, table
 from tests.soak.gates import run as gates
-from tests.soak.gates.builds import FIRST, TUNED, Plan, Row, rows_of, stress_plans
+from tests.soak.gates.builds import FIRST, SM_COUNT, TUNED, Plan, Row, rows_of, stress_plans
 from tuner.gpu.memcheck import SanitizerReport
 from tuner.gpu.soak import SoakReport
 from tuner.records import Verdict
@@ -135,11 +136,12 @@ def test_run_that_was_cut_goes_on_where_it_stopped(
 
 def test_rows_stand_behind_the_healthy_kernel_of_their_setup() -> None:
     """Bugs of the template as it is, each once, in the setup that has the code they are planted in."""
-    from kernels.gemm_sm90 import FAULTS
+    from kernels.gemm_sm90 import EVERY_FAULT
 
-    rows = rows_of(FAULTS)
-    assert {row.fault for row in rows if row.fault} == set(FAULTS)
+    rows = rows_of(EVERY_FAULT)
+    assert {row.fault for row in rows if row.fault} == set(EVERY_FAULT)
     assert len({row.name for row in rows}) == len(rows)
+    assert all(violation(row.setup.problem, row.setup.config, SM_COUNT) is None for row in rows)
     seen = []
     for row in rows:
         assert row.fault == "" or row.setup in seen, row.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from kernels.arch import SM_90A, SM_100A, Arch
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig, config_from_dict
 from kernels.errors import ConfigError
 from kernels.problem import GemmProblem
-from kernels.resources import resources_of
+from kernels.resources import resources_of, sm90_entry_registers, sm90_registers
 from kernels.rules import config_violation, problem_violation, violation
 
 SQUARE = GemmProblem.parse("4096x4096x4096")
@@ -89,7 +90,7 @@ def test_config_beyond_the_hardware_is_refused_with_numbers(config: GemmConfig, 
 
 @pytest.mark.parametrize(
     ("arch", "shape", "name", "padded"),
-    [(SM_100A, "64x30522x768", "n", 30528), (SM_100A, "64x64x36", "k", 40), (SM_90A, "64x64x36", "k", 40)],
+    [(SM_100A, "64x30522x768", "n", 30528), (SM_100A, "64x64x36", "k", 40)],
 )
 def test_problem_that_tma_cannot_address_is_refused_with_the_padding(
     arch: Arch, shape: str, name: str, padded: int
@@ -101,12 +102,24 @@ def test_problem_that_tma_cannot_address_is_refused_with_the_padding(
     assert f"pad {name} to {padded}" in reason
 
 
-def test_hopper_serves_any_n_through_the_epilogue_without_tma() -> None:
+def test_hopper_serves_any_n_by_stores_without_tma() -> None:
     """A TMA store would write up to 7 elements past the end of such a row."""
     problem = GemmProblem.parse("64x30522x768")
     assert problem_violation(problem, SM_90A) is None
-    assert "swap_ab stores them from registers" in (violation(problem, Sm90GemmConfig(), 132) or "")
+    assert violation(problem, Sm90GemmConfig(), 132) is None
     assert violation(problem, Sm90GemmConfig(swap_ab=True, epi_n=8, epi_stages=1), 132) is None
+
+
+def test_hopper_serves_any_k_by_loads_without_tma() -> None:
+    """With a rule for each thing that cp_async has not."""
+    problem, config = GemmProblem.parse("64x64x35"), Sm90GemmConfig(load="cp_async", num_consumers=1, pipe_depth=3)
+    assert problem_violation(problem, SM_90A) is None
+    assert "load = cp_async takes any" in (violation(problem, replace(config, load="tma"), 132) or "")
+    assert violation(problem, config, 132) is None
+    assert "only TMA multicasts" in (violation(problem, replace(config, cta_group=2), 132) or "")
+    assert "take blk_k = 64 or 128" in (violation(problem, replace(config, blk_k=32), 132) or "")
+    assert "no GPU has run it yet" in (violation(problem, replace(config, num_consumers=2), 132) or "")
+    assert config.stage_bytes == 2 * 64 * (64 + 256) + 16 * (64 + 256)
 
 
 def test_each_part_of_k_needs_a_block() -> None:
@@ -141,3 +154,13 @@ def test_clusters_never_exceed_tiles_or_sms() -> None:
     config = Sm90GemmConfig(cta_group=2)
     assert config.clusters(SQUARE, 132) == 66
     assert config.clusters(GemmProblem.parse("64x256x64"), 132) == 1
+
+
+@pytest.mark.parametrize("load", ["tma", "cp_async"])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_registers_that_warpgroups_are_granted_are_there(consumers: int, load: str) -> None:
+    """setmaxnreg waits for registers: 96 + 2 * 208 of 3 * 168 hung at every launch (H200)."""
+    config = Sm90GemmConfig(num_consumers=consumers, load=load)
+    producer, consumer = sm90_registers(config)
+    assert producer % 8 == consumer % 8 == 0
+    assert producer + consumers * consumer <= (consumers + 1) * sm90_entry_registers(config)

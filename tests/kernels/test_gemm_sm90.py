@@ -17,7 +17,7 @@ from kernels.artifacts import ArtifactStore
 from kernels.compile import CompiledKernel, compile_cubin, compile_kernel, ptxas_facts
 from kernels.config import Sm90GemmConfig
 from kernels.errors import CompileError, ConfigError
-from kernels.launch import PointerPlan, TensorMapPlan
+from kernels.launch import PointerPlan, RowsPlan, StridePlan, TensorMapPlan
 from kernels.lowering import LoweredKernel, lower
 from kernels.problem import GemmProblem
 from kernels.stress import stress_builds
@@ -56,7 +56,8 @@ def module_path(module: CompiledKernel, tmp_path_factory: pytest.TempPathFactory
     "change",
     [{"pipe_depth": 3}, {"cta_group": 1}, {"num_consumers": 1}, {"blk_m": 128}, {"blk_n": 64}, {"blk_k": 32},
      {"l2_group_size": 4}, {"raster": "n"}, {"raster": "m-serpentine"}, {"raster": "n-serpentine"}, {"epi_n": 64},
-     {"epi_stages": 3}, {"share": "A"}, {"cta_group": 1, "split_k": 2}, {"swap_ab": True, "epi_n": 8, "epi_stages": 1}],
+     {"epi_stages": 3}, {"share": "A"}, {"cta_group": 1, "split_k": 2},
+     {"swap_ab": True, "epi_n": 8, "epi_stages": 1}],
     ids=lambda change: "-".join(f"{name}-{value}" for name, value in change.items()),
 )  # fmt: skip
 def test_every_knob_changes_the_kernel(change: dict[str, Any]) -> None:
@@ -107,7 +108,57 @@ def test_swapped_operands_store_through_the_address_of_d() -> None:
     assert [plan.operand for plan in launch.parameters if isinstance(plan, PointerPlan)] == ["D"]
     assert launch.grid == 7168 // 64
     assert launch.smem_bytes == 1024 + 10 * 2 * 128 * (64 + 8)
-    assert [launch.knows_stride_of(operand) for operand in "ABD"] == [False, False, True]
+    assert [plan.operand for plan in launch.parameters if isinstance(plan, StridePlan)] == ["D"]
+    assert [launch.knows_stride_of(operand) for operand in "ABD"] == [False, False, False]
+    assert [launch.alignment_of(operand) for operand in "ABD"] == [16, 16, 16]
+
+
+def test_rows_of_any_alignment_are_copied_from_their_addresses() -> None:
+    """K = 1001: no tensor map describes A or B, the kernel is told where rows begin, and takes any of them."""
+    config = Sm90GemmConfig(num_consumers=1, blk_n=64, load="cp_async", epi_stages=1, pipe_depth=4)
+    launch = lowered(GemmProblem.parse("300x1096x1001"), config).launch
+    kinds = [(type(plan), plan.operand) for plan in launch.parameters]
+    assert kinds == [
+        (PointerPlan, "A"), (PointerPlan, "B"), (TensorMapPlan, "D"), (StridePlan, "A"), (StridePlan, "B")
+    ]  # fmt: skip
+    assert [launch.knows_stride_of(operand) for operand in "ABD"] == [False, False, False]
+    assert [launch.alignment_of(operand) for operand in "ABD"] == [2, 2, 16]
+    # a piece of 16 bytes more for each of the 128 rows of a stage
+    assert launch.smem_bytes == 1024 + 4 * 128 * (2 * 64 + 16) + 2 * 64 * 64
+
+
+def test_rows_of_d_that_are_no_whole_16_bytes_are_stored_by_threads() -> None:
+    """N = 1095: a TMA store would write behind each row."""
+    config = Sm90GemmConfig(num_consumers=2, blk_n=96, epi_n=32, epi_stages=1)
+    lower_n = lowered(GemmProblem.parse("300x1095x512"), config)
+    assert [plan.operand for plan in lower_n.launch.parameters if isinstance(plan, TensorMapPlan)] == ["A", "B"]
+    assert "st_global_b16" in lower_n.source
+    assert "st_global_b32" in lowered(GemmProblem.parse("300x1094x512"), config).source
+
+
+def test_module_with_dynamic_m_takes_rows_from_the_call() -> None:
+    """Tensor maps of A and D without rows, a box that shrinks with A, M as a parameter, all clusters that run."""
+    config = Sm90GemmConfig(num_consumers=1, blk_n=128, pipe_depth=6)
+    launch = lower(RAGGED, config, 132, dynamic_m=True).launch
+    a, b, d, rows = launch.parameters
+    assert isinstance(a, TensorMapPlan)
+    assert isinstance(b, TensorMapPlan)
+    assert isinstance(d, TensorMapPlan)
+    assert isinstance(rows, RowsPlan)
+    assert (a.extents, a.box, a.rows_from_call, a.short_box) == ((1032, 0), (64, 64), True, True)
+    assert (d.extents, d.box, d.rows_from_call, d.short_box) == ((1096, 0), (64, 64), True, False)
+    assert not b.rows_from_call
+    assert a.called_with(13).box == (64, 13)
+    assert a.called_with(1000).box == (64, 64)
+    assert (launch.grid, launch.dynamic_m) == (132, True)
+    source = lower(replace(RAGGED, m=77), config, 132, dynamic_m=True).source
+    assert source == lower(RAGGED, config, 132, dynamic_m=True).source, "M of the problem is only an example"
+
+
+def test_extent_whose_last_tile_passes_32_bits_is_refused() -> None:
+    """The row of a tile's last element would be negative, and so inside of D."""
+    with pytest.raises(ConfigError, match="m = 2147483647: coordinates are 32-bit"):
+        lower(GemmProblem.parse("2147483647x8x8"), BASE, 132)
 
 
 def test_parts_of_k_are_a_cluster_with_room_for_each_others_sums() -> None:
@@ -129,12 +180,12 @@ def test_elements_past_2_to_the_31_are_stored_with_64_bit_addresses() -> None:
     """46341 x 46341 elements of D."""
     config = Sm90GemmConfig(swap_ab=True, blk_n=256, epi_n=8, epi_stages=1)
     source = lowered(GemmProblem.parse("46341x46341x64"), config).source
-    stores = [line for line in source.splitlines() if "st_global" in line and "D_ptr[" in line]
-    assert stores
-    assert all("(int64_t)46341" in line or "(int64_t)11863296" in line for line in stores)
+    body = source[source.rindex("setmaxnreg_inc") :]
+    assert "(int64_t)d_stride" in body
+    assert not re.search(r"\* d_stride|(?<!\(int64_t\))\bd_stride\b", body), "it is widened before it is multiplied"
 
 
-@pytest.mark.parametrize("fault", ["no_sum_wait", "no_turn"])
+@pytest.mark.parametrize("fault", ["no_sum_wait", "no_turn", "no_copy_wait"])
 def test_fault_of_another_form_is_refused(fault: str) -> None:
     """A healthy kernel under the name of a bug would prove nothing."""
     with pytest.raises(ConfigError, match=f"unknown fault '{fault}'"):

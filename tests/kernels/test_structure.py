@@ -32,15 +32,19 @@ class Case:
     config: GemmConfig
     problem: GemmProblem = SMALL
     fault: str = ""
+    dynamic_m: bool = False
 
     @property
     def variant(self) -> dict[str, object]:
         """What `lower` is told beside problem and config."""
-        return {"fault": self.fault} if self.fault else {}
+        dynamic = {"dynamic_m": True} if self.dynamic_m else {}
+        return dynamic | ({"fault": self.fault} if self.fault else {})
 
     @property
     def label(self) -> str:
-        return f"{self.config.arch.name}-{self.fault}" if self.fault else f"{self.problem.shape}-{self.config.key}"
+        if self.fault:
+            return f"{self.config.arch.name}-{self.fault}"
+        return f"{self.problem.shape}-{self.config.key}{'-dynamic' * self.dynamic_m}"
 
 
 def sm90(problem: GemmProblem = SMALL, **knobs: object) -> Case:
@@ -57,6 +61,9 @@ HOPPER = sm90(cta_group=2, num_consumers=1, blk_n=48, epi_n=16, blk_k=32, pipe_d
 SPLIT = sm90(GemmProblem(m=128, n=96, k=448), split_k=3, num_consumers=1, blk_n=48, epi_n=16, blk_k=64, pipe_depth=2)
 PINGPONG = sm90(
     GemmProblem(m=512, n=192, k=200), schedule="pingpong", num_consumers=2, blk_n=48, epi_n=16, blk_k=32, pipe_depth=3
+)
+COPYING = sm90(
+    GemmProblem(m=512, n=95, k=201), load="cp_async", num_consumers=1, blk_n=32, epi_n=16, epi_stages=1, pipe_depth=4
 )
 BLACKWELL = sm100(cta_group=2, num_consumers=1, blk_n=48, epi_n=32, epi_stages=2, blk_k=16, pipe_depth=2)
 BLACKWELL_TWO = sm100(cta_group=2, num_consumers=2, acc_stages=2, blk_n=32, epi_n=32, blk_k=16, pipe_depth=2)
@@ -89,6 +96,27 @@ CLEAN = (
     SPLIT,
     PINGPONG,
     sm90(RAGGED, schedule="pingpong", cta_group=2, share="A", blk_m=64, blk_n=64, epi_n=32, pipe_depth=4),
+    COPYING,
+    sm90(GemmProblem(m=333, n=264, k=1001), load="cp_async", num_consumers=1, blk_m=192, blk_n=48, epi_n=16),
+    sm90(
+        GemmProblem(m=13, n=200, k=705),
+        load="cp_async",
+        swap_ab=True,
+        split_k=3,
+        num_consumers=1,
+        blk_n=24,
+        epi_n=8,
+        epi_stages=1,
+        blk_k=128,
+        pipe_depth=2,
+    ),
+    sm90(GemmProblem(m=1000, n=777, k=520), cta_group=2, num_consumers=2, blk_n=96, epi_n=96, epi_stages=1),
+    sm90(GemmProblem(m=300, n=1030, k=512), split_k=2, num_consumers=1, blk_n=64, epi_n=16, epi_stages=1),
+    replace(sm90(RAGGED, cta_group=2, share="A", blk_n=64, raster="n-serpentine"), dynamic_m=True),
+    replace(sm90(GemmProblem(m=5, n=776, k=520), swap_ab=True, blk_n=16, epi_n=8, epi_stages=1), dynamic_m=True),
+    replace(
+        sm90(GemmProblem(m=77, n=95, k=201), load="cp_async", num_consumers=1, blk_n=64, epi_stages=1), dynamic_m=True
+    ),
     BLACKWELL,
     sm100(RAGGED, cta_group=2, num_consumers=2),
     sm100(RAGGED, cta_group=1, num_consumers=1, blk_m=64, blk_n=64, epi_n=32, epi_stages=3, acc_stages=2),
@@ -150,6 +178,8 @@ CLC_FAULTS: dict[str, str | None] = {
     "answer_bytes": "transaction bytes",
     "answer_to_leader_only": "request",
 }
+# With one consumer there are registers to spare.
+HOPPER_TWO_FAULTS: dict[str, str | None] = {"register_pool": "register pool"}
 SPLIT_FAULTS: dict[str, str | None] = {
     "no_parts_wait": "sum wait",
     "no_sum_wait": "parts wait",
@@ -157,6 +187,16 @@ SPLIT_FAULTS: dict[str, str | None] = {
     "early_sum_release": "sum release",
 }
 PINGPONG_FAULTS: dict[str, str | None] = {"no_turn": "turn"}
+COPY_FAULTS: dict[str, str | None] = {
+    "no_copy_wait": "copy wait",
+    "no_copy_barrier": "copy wait",
+    "no_read_barrier": "move barrier",
+    "no_fill_fence": "fill fence",
+    "early_fill": "fill fence",
+    "whole_pieces": None,  # values: the comparison sees them
+}
+# The first template's faults where D is stored by threads.
+MASKED_FAULTS: dict[str, str | None] = {"no_store_wait": "staging reuse", "no_stage_barrier": "staging barrier"}
 BLACKWELL_FAULTS: dict[str, str | None] = {
     "phase": "barrier phase",
     "acc_phase": "barrier phase",
@@ -203,8 +243,11 @@ FAULTY = tuple(
     (replace(base, fault=fault), rule)
     for base, faults in (
         (HOPPER, HOPPER_FAULTS),
+        (PINGPONG, HOPPER_TWO_FAULTS),
         (SPLIT, SPLIT_FAULTS),
         (PINGPONG, PINGPONG_FAULTS),
+        (COPYING, COPY_FAULTS),
+        (COPYING, MASKED_FAULTS),
         (BLACKWELL, BLACKWELL_FAULTS),
         (BLACKWELL_TWO, BLACKWELL_TWO_FAULTS),
         (BLACKWELL_SPLIT, SPLIT_FAULTS),
@@ -268,9 +311,10 @@ def test_tables_cover_every_fault_of_both_templates() -> None:
     """A fault added to a template needs a line in the tables above."""
     from kernels import gemm_sm90, gemm_sm100
 
-    assert set(HOPPER_FAULTS) == set(gemm_sm90.FAULTS)
+    assert set(HOPPER_FAULTS | HOPPER_TWO_FAULTS) == set(gemm_sm90.FAULTS)
     assert set(SPLIT_FAULTS) == set(gemm_sm90.SPLIT_FAULTS)
     assert set(PINGPONG_FAULTS) == set(gemm_sm90.PINGPONG_FAULTS)
+    assert set(COPY_FAULTS) == set(gemm_sm90.COPY_FAULTS)
     assert set(BLACKWELL_FAULTS | BLACKWELL_TWO_FAULTS) == set(gemm_sm100.FAULTS)
     assert set(SPLIT_FAULTS) == set(gemm_sm100.SPLIT_FAULTS)
     assert set(CLC_FAULTS) == set(gemm_sm100.CLC_FAULTS)

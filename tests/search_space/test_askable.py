@@ -36,6 +36,7 @@ REDUCED: dict[str, Choices] = {
         "schedule": ("cooperative",),
         "swap_ab": (False, True),
         "split_k": (1, 4),
+        "load": ("tma", "cp_async"),
     },
     "sm_100a": {
         **COMMON,

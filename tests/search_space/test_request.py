@@ -63,9 +63,9 @@ def test_profile_is_the_device_asked_for_or_the_default_of_the_architecture() ->
         ({"problem": {"m": 1, "n": 8}}, "k"),
         ({"problem": {"m": 1, "n": 12, "k": 8}, "arch": "sm_100a"}, "n"),
         ({"problem": {"m": 1, "n": 8, "k": 4}, "arch": "sm_100a"}, "k"),
-        ({"problem": {"m": 1, "n": 8, "k": 4}, "arch": "sm_90a"}, "k"),
         ({"problem": {"m": 1, "n": 2**40, "k": 8}}, "n"),
-        ({"problem": {"m": 2**31 - 1, "n": 2**20, "k": 8}}, "problem"),
+        ({"problem": {"m": 2**31 - 2049, "n": 2**20, "k": 8}}, "problem"),
+        ({"problem": {"m": 2**31 - 1, "n": 8, "k": 8}}, "m"),
         ({"problem": {**SQUARE, "dtype": "fp8"}}, "dtype"),
         ({"problem": {**SQUARE, "dtype": 16}}, "dtype"),
         ({"problem": {**SQUARE, "layout": "TN"}}, "layout"),
@@ -127,8 +127,8 @@ def test_unaligned_problem_is_refused_with_the_padding_that_would_help() -> None
     """The message is the rule with its number and a way out."""
     odd = GemmProblem(m=1, n=8, k=100)
     with pytest.raises(RequestError, match=r"k = 100 is not a multiple of 8.*pad k to 104"):
-        TuneRequest(problem=odd, arch="sm_90a")
-    assert TuneRequest(problem=GemmProblem(m=1, n=9, k=96), arch="sm_90a").problem.n == 9
+        TuneRequest(problem=odd, arch="sm_100a")
+    assert TuneRequest(problem=GemmProblem(m=1, n=9, k=97), arch="sm_90a").problem.k == 97
 
 
 def test_problem_larger_than_the_device_is_refused_with_both_sizes() -> None:

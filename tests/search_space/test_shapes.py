@@ -6,7 +6,6 @@ import pytest
 
 from kernels.devices import profile_named
 from kernels.problem import GemmProblem
-from kernels.rules import problem_violation
 from search_space.checks import rejection
 from search_space.space import count_legal, is_legal
 from search_space.starting import starting_configs
@@ -54,13 +53,13 @@ def test_kind_of_shape_has_sensible_starting_configs(shape: str) -> None:
     assert all(is_legal(problem, config, H200) and rejection(problem, config, H200) is None for config in configs)
     if shape in ("128x256x7168", "8x512x500000", "32x32x16384", "1x1x131072"):
         assert any(config.to_dict()["split_k"] >= 4 for config in configs)
-    if problem.n % 8:
-        assert all(config.to_dict()["swap_ab"] for config in configs)
 
 
 @pytest.mark.parametrize("shape", UNALIGNED_K)
-def test_k_without_16_byte_rows_is_refused_by_name(shape: str) -> None:
-    """No path fetches such rows yet."""
-    reason = problem_violation(GemmProblem.parse(shape), H200.arch)
-    assert reason is not None
-    assert reason.startswith("k = ")
+def test_k_without_16_byte_rows_starts_with_copies(shape: str) -> None:
+    """TMA cannot load its rows."""
+    problem = GemmProblem.parse(shape)
+    configs = starting_configs(problem, H200)
+    assert configs
+    assert all(is_legal(problem, config, H200) and rejection(problem, config, H200) is None for config in configs)
+    assert {config.to_dict()["load"] for config in configs} == {"cp_async"}

@@ -30,6 +30,7 @@ from search_space.space import (
     is_legal,
     is_searched,
     legal_configs,
+    loads_plainly,
     random_legal,
     size,
 )
@@ -53,6 +54,7 @@ REDUCED: dict[str, Choices] = {
         "schedule": ("cooperative",),
         "swap_ab": (False, True),
         "split_k": (1, 2, 8),
+        "load": ("tma", "cp_async"),
     },
     "sm_100a": {
         "pipe_depth": (2, 4, 8),
@@ -87,7 +89,7 @@ def test_size_is_the_exact_product_and_space_is_found_by_name_or_architecture(ar
     """Counted, not estimated."""
     assert size(arch) == prod(len(values) for values in choices(arch).values())
     assert choices(ARCHES[arch]) == choices(arch)
-    assert size("sm_90a") == 15 * 2 * 3 * 3 * 20 * 3 * 6 * 4 * 9 * 4 * 2 * 2 * 2 * 10
+    assert size("sm_90a") == 15 * 2 * 3 * 3 * 20 * 3 * 6 * 4 * 9 * 4 * 2 * 2 * 2 * 10 * 2
 
 
 def test_unknown_architecture_has_no_space() -> None:
@@ -127,7 +129,11 @@ def _legal_points(space: Choices, profile: DeviceProfile, tries: int) -> list[Ge
         CONFIG_CLASSES[profile.arch.name].from_dict({knob: rng.choice(values) for knob, values in space.items()})
         for _ in range(tries)
     )
-    return [config for config in points if violation(SQUARE, config, profile.sm_count) is None]
+    return [
+        config
+        for config in points
+        if violation(SQUARE, config, profile.sm_count) is None and loads_plainly(SQUARE, config)
+    ]
 
 
 @pytest.mark.parametrize("profile", [H200, B200], ids=["h200", "b200"])
@@ -168,13 +174,24 @@ def test_all_forms_of_the_hopper_template_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("shape", ["64x36x64", "1x705x704", "999x1001x1000", "5x3x8"])
-def test_problem_whose_d_has_no_16_byte_rows_is_served_swapped_and_on_hopper_alone(shape: str) -> None:
-    """Its branches are those that store from registers."""
+def test_problem_whose_d_has_no_16_byte_rows_is_served_on_hopper_alone(shape: str) -> None:
+    """With either operand on the wide side: threads store D."""
     problem, rng = GemmProblem.parse(shape), random.Random(9)
-    assert 0 < count_legal(problem, H200) < count_legal(SQUARE, H200)
-    draws = [random_legal(problem, H200, rng) for _ in range(50)]
-    assert all(is_legal(problem, draw, H200) and draw.to_dict()["swap_ab"] for draw in draws)
+    assert 0 < count_legal(problem, H200) <= count_legal(SQUARE, H200)
+    draws = [random_legal(problem, H200, rng) for _ in range(400)]
+    assert all(is_legal(problem, draw, H200) for draw in draws)
+    assert {draw.to_dict()["swap_ab"] for draw in draws} == {False, True}
     assert count_legal(problem, B200) == 0
+
+
+@pytest.mark.parametrize("shape", ["64x64x63", "1x705x705", "999x1000x1001", "5x3x1"])
+def test_problem_whose_rows_tma_cannot_load_is_served_by_copies(shape: str) -> None:
+    """And nothing else is: nobody asks for copies where TMA can load."""
+    problem, rng = GemmProblem.parse(shape), random.Random(9)
+    draws = [random_legal(problem, H200, rng) for _ in range(50)]
+    assert all(is_legal(problem, draw, H200) and draw.to_dict()["load"] == "cp_async" for draw in draws)
+    assert count_legal(problem, B200) == 0
+    assert {random_legal(SQUARE, H200, rng).to_dict()["load"] for _ in range(50)} == {"tma"}
 
 
 def test_problem_with_few_blocks_of_k_is_split_no_further() -> None:

@@ -26,10 +26,10 @@ def main() -> int:
         print(table(json.loads(arguments.file.read_text(encoding="utf-8"))), end="")
         return 0
 
-    from kernels.gemm_sm90 import FAULTS
+    from kernels.gemm_sm90 import EVERY_FAULT
     from tests.soak.gates.run import run
 
-    faults = arguments.rows if arguments.rows is not None else list(FAULTS)
+    faults = arguments.rows if arguments.rows is not None else list(EVERY_FAULT)
     found = run(arguments.out, faults=faults, limit_s=arguments.limit_s, processes=arguments.processes)
     caught = {name: caught_by(row) for name, row in found["rows"].items()}
     for name, gates in caught.items():

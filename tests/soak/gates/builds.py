@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
 from kernels.config import Sm90GemmConfig
+from kernels.gemm_sm90 import COPY_FAULTS, FAULTS, PINGPONG_FAULTS, SPLIT_FAULTS
 from kernels.problem import Dtype, GemmProblem
 from kernels.stress import stress_builds
 
@@ -60,29 +61,39 @@ FIRST = Setup(
         pipe_depth=3, cta_group=2, num_consumers=3, blk_m=64, blk_n=192, blk_k=64, epi_n=64, epi_stages=2
     ),
 )
+# Several tiles for each cluster of four parts of K.
+SPLIT = Setup(
+    name="split_k",
+    problem=GemmProblem(m=2048, n=2048, k=4096, dtype=Dtype.FP16),
+    config=Sm90GemmConfig(split_k=4, num_consumers=2, blk_n=64, blk_k=64, pipe_depth=4, epi_n=32),
+)
+# Eight tiles for each CTA, so that its consumers take turns four times; a tile does not come round the ring in whole.
+PINGPONG = Setup(
+    name="pingpong",
+    problem=GemmProblem(m=16384, n=1024, k=4096, dtype=Dtype.FP16),
+    config=Sm90GemmConfig(schedule="pingpong", num_consumers=2, blk_m=128, blk_n=128, blk_k=64, pipe_depth=5),
+)
+# Rows at every alignment, and the last stage of a tile cut short.
+COPYING = Setup(
+    name="cp_async",
+    problem=GemmProblem(m=4096, n=2048, k=4095, dtype=Dtype.FP16),
+    config=Sm90GemmConfig(load="cp_async", num_consumers=1, blk_m=128, blk_n=128, blk_k=64, pipe_depth=5),
+)
 COST = Setup(name="cost", problem=GemmProblem(m=4096, n=4096, k=4096), config=Sm90GemmConfig())
-# Bugs of the exchange between the parts of a split K, which the first setup has not.
-SPLIT_FAULTS = ("no_parts_wait", "no_sum_wait", "parts_bytes", "early_sum_release")
 # Bugs that leave somebody waiting for ever, at the first launch: their stress builds would only hang again.
-HANGING = frozenset({"producer_phase", "arrive_count", "expect_tx", "half_multicast"})
+HANGING = frozenset({"producer_phase", "arrive_count", "expect_tx", "half_multicast", "register_pool"})
 
 
 def rows_of(faults: Iterable[str]) -> list[Row]:
     """The healthy kernel of each setup that is needed, before its bugs."""
-    setup_of = {fault: _split_setup() if fault in SPLIT_FAULTS else FIRST for fault in faults}
     rows = [Row(fault="", setup=FIRST)]
-    for fault, setup in sorted(setup_of.items(), key=lambda item: item[0] in SPLIT_FAULTS):
-        if all(row.setup != setup for row in rows):
+    wanted = set(faults)
+    for setup, planted in ((FIRST, FAULTS), (SPLIT, SPLIT_FAULTS), (PINGPONG, PINGPONG_FAULTS), (COPYING, COPY_FAULTS)):
+        bugs = [fault for fault in planted if fault in wanted]
+        if bugs and setup != FIRST:
             rows.append(Row(fault="", setup=setup))
-        rows.append(Row(fault=fault, setup=setup))
+        rows += [Row(fault=fault, setup=setup) for fault in bugs]
     return rows
-
-
-def _split_setup() -> Setup:
-    """Several tiles for each cluster of four parts of K."""
-    knobs = {"split_k": 4, "num_consumers": 2, "blk_n": 64, "blk_k": 64, "pipe_depth": 4, "epi_n": 32}
-    problem = GemmProblem(m=2048, n=2048, k=4096, dtype=Dtype.FP16)
-    return Setup(name="split_k", problem=problem, config=Sm90GemmConfig.from_dict(knobs))
 
 
 @dataclass(frozen=True, kw_only=True)

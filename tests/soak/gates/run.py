@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
-from kernels.gemm_sm90 import FAULTS
+from kernels.gemm_sm90 import EVERY_FAULT
 from tests.soak.gates.builds import COST, Builds, Plan, Row, as_dict, rows_of, stress_plans, tuned
 from tests.soak.gates.process import GateProcess
 from tuner.gpu.memcheck import sanitize
@@ -177,7 +177,7 @@ class Gates:
     def _row(self, row: Row) -> dict[str, Any]:
         """What is known of a row."""
         first = {
-            "meaning": FAULTS.get(row.fault, "no bug"),
+            "meaning": EVERY_FAULT.get(row.fault, "no bug"),
             "problem": as_dict(row.setup.problem),
             "config": row.setup.config.to_dict(),
         }
