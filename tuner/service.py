@@ -150,7 +150,10 @@ class _Service:
         if self._export is not None:
             self._export.join()
         write(self.database, lambda session: queries.requeue_running(session, self._owner.name))
-        self._note_devices(gone=True)
+        if (
+            self._settings.engine != "ray"
+        ):  # a cluster's devices may serve other tuners; silence tells when none is left
+            self._note_devices(gone=True)
 
     # ------------------------------------------------------------------ one round
 
@@ -164,7 +167,8 @@ class _Service:
 
     def _note_devices(self, *, busy: Sequence[str] = (), gone: bool = False) -> None:
         devices, toolchain, cuda = self._engines.devices(), self._toolchain, self._cuda
-        note_devices(self.database, devices, toolchain=toolchain, cuda=cuda, busy=busy, gone=gone)
+        troubled = self._engines.troubled()
+        note_devices(self.database, devices, toolchain=toolchain, cuda=cuda, busy=busy, troubled=troubled, gone=gone)
 
     def _recover(self) -> None:
         """Queue the studies of dead owners again."""
@@ -298,6 +302,7 @@ def _settings(arguments: Sequence[str] | None) -> Settings:
     parser.add_argument("--artifacts-dir", type=Path, default=settings.artifacts_dir, help="compiled modules")
     parser.add_argument("--exports-dir", type=Path, default=settings.exports_dir, help="bundles")
     parser.add_argument("--engine", choices=ENGINES, default=settings.engine)
+    parser.add_argument("--ray-address", default=settings.ray_address, help="host:port of the head, for engine ray")
     parser.add_argument("--ready-file", type=Path, help="file to make once the devices are noted")
     options = parser.parse_args(arguments)
     return dataclasses.replace(settings, **vars(options))

@@ -20,7 +20,7 @@ from tuner.progress import vendor_ratio
 from tuner.records import Environment, Evidence, Measurement, Outcome, State, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sqlalchemy.orm import Session
 
@@ -366,18 +366,23 @@ def note_devices(
     toolchain: str = "",
     cuda: str = "",
     busy: Sequence[str] = (),
+    troubled: Mapping[str, tuple[str, str]] | None = None,
     gone: bool = False,
 ) -> None:
     """Heartbeat: these devices are here and READY, those named in `busy` BUSY; or, `gone`, OFFLINE.
 
     toolchain, cuda: of the compilers that build for them; with the driver they decide which results are stale
+    troubled: state and reason of those that cannot be used now, by uuid
     """
 
     live = [device for device in devices if device.is_live]
 
     def note(session: Session) -> None:
         for device in live:
-            state = "OFFLINE" if gone else "BUSY" if device.name in busy else "READY"
+            state, reason = "BUSY" if device.name in busy else "READY", ""
+            state, reason = (troubled or {}).get(device.uuid, (state, reason))
+            if gone:
+                state, reason = "OFFLINE", "no tuner is running"
             assert device.environment is not None
             queries.upsert_device(
                 session,
@@ -386,7 +391,7 @@ def note_devices(
                 arch=device.profile.arch.name,
                 sm_count=device.profile.sm_count,
                 state=state,
-                reason="no tuner is running" if gone else "",
+                reason=reason,
                 environment=replace(
                     device.environment,
                     toolchain=toolchain or device.environment.toolchain,
