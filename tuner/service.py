@@ -31,6 +31,7 @@ from tuner.owners import Owner
 from tuner.retention import Retention
 from tuner.settings import ENGINES, Settings, SettingsError
 from tuner.store import (
+    NotOwner,
     StudyPlace,
     StudyRecorder,
     fail_study,
@@ -75,7 +76,7 @@ def run_service(
     """
     with ExitStack() as at_exit:
         database = at_exit.enter_context(Database.open(settings.database_url))
-        owner = Owner(settings.artifacts_dir / ".owners")
+        owner = Owner(settings.artifacts_dir / ".owners", database, lease_s=settings.lease_s)
         at_exit.callback(owner.close)
         factory = engines(settings)
         at_exit.callback(factory.close)
@@ -99,6 +100,8 @@ class _StudyThread(threading.Thread):
         """Tune; whatever goes wrong ends the study with a reason, or, with the database gone, the process."""
         try:
             self._service.tune(self)
+        except NotOwner as error:
+            log.warning("study %s moved: %s", self.study.id, error)
         except _Interrupted:
             log.info("study %s interrupted", self.study.id)
         except DatabaseError as error:
@@ -109,7 +112,9 @@ class _StudyThread(threading.Thread):
 
     def _fail(self, reason: str) -> None:
         try:
-            fail_study(self._service.database, self.study.id, reason)
+            fail_study(self._service.database, self.study.id, reason, owner=self.study.owner)
+        except NotOwner as error:
+            log.warning("study %s moved: %s", self.study.id, error)
         except DatabaseError as error:
             self.broken = error
 
@@ -134,6 +139,10 @@ class _Service:
         if self._settings.ready_file is not None:
             self._settings.ready_file.touch()
         while not stop.is_set():
+            if self._owner.is_replaced:
+                raise ServiceError(
+                    "this process was out of touch with the database for too long: its studies went to another tuner"
+                )
             self._heartbeat()
             self._reap()
             self._pass_cancels_on()
@@ -175,11 +184,19 @@ class _Service:
         all_here = self.database.path is not None
         with self.database.read() as session:
             owners = owners_at_work(session)
+            alive = queries.live_owners(session) if self._owner.has_lease and owners else None
         for name in sorted(owners):
-            if self._owner.is_dead(name, all_here=all_here):
-                ids = write(self.database, partial(queries.requeue_running, owner=name))
+            if self._owner.is_dead(name, all_here=all_here, alive=alive):
+                ids = write(self.database, partial(self._take_over, owner=name))
                 self._owner.forget(name)
                 log.info("owner %s is dead: queued %d of its studies again", name, len(ids))
+
+    def _take_over(self, session: Session, owner: str) -> Sequence[str]:
+        """Ids of the studies that are queued again; none when the owner has renewed its lease meanwhile."""
+        proven = self._owner.lock_is_free(owner)
+        if self._owner.has_lease and not queries.take_over(session, owner, proven=proven):
+            return ()
+        return queries.requeue_running(session, owner)
 
     def _reap(self) -> None:
         for thread in [thread for thread in self._studies if not thread.is_alive()]:
@@ -237,9 +254,11 @@ class _Service:
             engine = self._engines.engine_for(request)
             toolchain = self._engines.toolchain()
         except (RequestError, NoDevice, EngineError) as error:
-            fail_study(self.database, study.id, str(error))
+            fail_study(self.database, study.id, str(error), owner=study.owner)
             return
-        place = StudyPlace(study_id=study.id, request=request, device=engine.device, toolchain=toolchain)
+        place = StudyPlace(
+            study_id=study.id, owner=study.owner, request=request, device=engine.device, toolchain=toolchain
+        )
         thread.device_name = engine.device.name if request.mode is Mode.MEASURE else ""
         note_place(self.database, place)
         with self.database.read() as session:
@@ -251,7 +270,7 @@ class _Service:
         result = tune_study(
             request,
             engine,
-            StudyRecorder(self.database, study.id, request, engine.device),
+            StudyRecorder(self.database, study.id, request, engine.device, owner=study.owner),
             resume_from=stored,
             should_stop=lambda: self._should_stop(thread),
             previous_winner=previous,

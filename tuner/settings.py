@@ -58,7 +58,8 @@ class Settings:
     studies: studies at a time
     fake_scale: seconds of the fake engine for each second of a real one
     poll_s: seconds between two looks for work and for cancelled studies
-    heartbeat_s: seconds between two heartbeats of the devices
+    heartbeat_s: seconds between two heartbeats of the devices, and between looks for tuners that have died
+    lease_s: seconds without a sign of life after which other tuners on one PostgreSQL take this one's studies over
     ready_file: file that the tuner makes once it has noted its devices
     artifacts_mib: MiB that compiled modules may take, 0 for any number
     token: bearer token for a service that demands one
@@ -76,6 +77,7 @@ class Settings:
     fake_scale: float = 0.01
     poll_s: float = 0.25
     heartbeat_s: float = 5.0
+    lease_s: float = 15.0
     ready_file: Path | None = None
     artifacts_mib: int = ARTIFACTS_MIB
     token: str | None = field(default=None, repr=False)

@@ -56,23 +56,54 @@ def write[Value](
                 raise
 
 
-class StudyRecorder:
-    """Saves the trials of one study. See `tuner.recorder.Recorder`."""
+class NotOwner(RuntimeError):
+    """The study belongs to another tuner by now: this one was taken for dead. Nothing was written."""
 
-    def __init__(self, database: Database, study_id: str, request: TuneRequest, device: DeviceFacts) -> None:
+
+def write_as_owner[Value](
+    database: Database, study_id: str, owner: str | None, work: Callable[[Session], Value]
+) -> Value:
+    """As `write`, in a transaction in which the study is still this owner's. Raises NotOwner.
+
+    owner: None where one process is sure to be alone
+    """
+
+    def fenced(session: Session) -> Value:
+        if owner is not None and not queries.owns_study(session, study_id, owner):
+            raise NotOwner(f"study {study_id} has another owner than {owner}")
+        return work(session)
+
+    return write(database, fenced)
+
+
+class StudyRecorder:
+    """Saves the trials of one study. See `tuner.recorder.Recorder`. Raises NotOwner when the study went to another."""
+
+    def __init__(
+        self,
+        database: Database,
+        study_id: str,
+        request: TuneRequest,
+        device: DeviceFacts,
+        *,
+        owner: str | None = None,
+    ) -> None:
         self._database, self._study_id, self._request, self._device = database, study_id, request, device
+        self._owner = owner
+
+    def _write[Value](self, work: Callable[[Session], Value]) -> Value:
+        return write_as_owner(self._database, self._study_id, self._owner, work)
 
     def save_trial(self, trial: Trial, kernel: CompiledKernel | None) -> None:
         """See Recorder. The trial and its module's row are one transaction."""
-        write(self._database, lambda session: self._save(session, trial, kernel))
+        self._write(lambda session: self._save(session, trial, kernel))
 
     def save_final(self, number: int, measurement: Measurement) -> None:
         """See Recorder."""
-        write(
-            self._database,
+        self._write(
             lambda session: queries.save_measurement(
                 session, self._study_id, number, _new_measurement(measurement), phase="final"
-            ),
+            )
         )
 
     def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
@@ -82,15 +113,14 @@ class StudyRecorder:
             self._add_artifact(session, trial.config, kernel)
             queries.replace_artifact(session, self._study_id, trial.number, kernel.sha256)
 
-        write(self._database, save)
+        self._write(save)
 
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""
-        write(
-            self._database,
+        self._write(
             lambda session: queries.fail_trial(
                 session, self._study_id, trial.number, outcome=Outcome.CHECK_FAILED.value, reason=reason
-            ),
+            )
         )
 
     def known_bad(self, config: GemmConfig, kernel: CompiledKernel | None) -> str | None:
@@ -200,12 +230,14 @@ class StudyPlace:
     """Which study, and where it runs.
 
     study_id: id of its row
+    owner: who must still own it for a write to count; None where one process is sure to be alone
     request: what was asked
     device: what it was tuned for
     toolchain: compilers of this machine, in one line
     """
 
     study_id: str
+    owner: str | None = None
     request: TuneRequest
     device: DeviceFacts
     toolchain: str
@@ -228,8 +260,10 @@ class StudyPlace:
 def note_place(database: Database, place: StudyPlace) -> None:
     """Note where a claimed study runs."""
     environment = place.environment
-    write(
+    write_as_owner(
         database,
+        place.study_id,
+        place.owner,
         lambda session: queries.record_environment(
             session,
             place.study_id,
@@ -242,12 +276,16 @@ def note_place(database: Database, place: StudyPlace) -> None:
 
 def save_result(database: Database, place: StudyPlace, result: StudyResult) -> None:
     """End the study; store its winner, and publish it when it was both verified and checked. One transaction."""
-    write(database, lambda session: _save_result(session, place, result))
+    write_as_owner(database, place.study_id, place.owner, lambda session: _save_result(session, place, result))
 
 
-def fail_study(database: Database, study_id: str, reason: str) -> None:
+def fail_study(database: Database, study_id: str, reason: str, *, owner: str | None = None) -> None:
     """End a study that could not be run."""
-    write(database, lambda session: queries.finish_study(session, study_id, state=State.FAILED.value, reason=reason))
+
+    def fail(session: Session) -> None:
+        queries.finish_study(session, study_id, state=State.FAILED.value, reason=reason)
+
+    write_as_owner(database, study_id, owner, fail)
 
 
 def _save_result(session: Session, place: StudyPlace, result: StudyResult) -> None:
