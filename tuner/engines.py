@@ -134,11 +134,10 @@ class RayEngines:
         import ray  # noqa: F401  (fails here, where a person sees it, and not in the child process that uses it)
 
         from tuner.engine.ray.engine import RayCluster
-        from tuner.engine.ray.link import LinkOptions
+        from tuner.engine.ray.link import Link, LinkOptions
 
-        self._cluster: RayCluster = RayCluster(
-            LinkOptions(address=settings.ray_address), ArtifactStore(settings.artifacts_dir)
-        )
+        link = Link(LinkOptions(address=settings.ray_address))
+        self._cluster: RayCluster = RayCluster(link, ArtifactStore(settings.artifacts_dir))
 
     def engine_for(self, request: TuneRequest) -> Engine:
         """See Engines."""

@@ -6,13 +6,12 @@ import threading
 import time
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.artifacts import ArtifactError, ArtifactStore
 from tuner.engine.base import EngineError, NoDevice
 from tuner.engine.local import sheet_facts
 from tuner.engine.ray.dispatch import Dispatcher, DispatchOptions
-from tuner.engine.ray.link import Link, LinkOptions
 from tuner.engine.ray.registry import DeviceState, Registry
 from tuner.engine.ray.versions import shared_versions
 
@@ -32,20 +31,34 @@ if TYPE_CHECKING:
         FinalJob,
         FinalReply,
     )
-    from tuner.engine.ray.wire import NodeReport
+    from tuner.engine.ray.link import Listener
+    from tuner.engine.ray.wire import NodeReport, ToBridge
 
 STORING_THREADS = 4  # writing a module waits for the disk
 JOINING_S = 45.0  # nodes and their workers may take so long to start and to tell what they offer
 
 
+class Channel(Protocol):
+    """The way to the nodes, as `tuner.engine.ray.link.Link`."""
+
+    def open(self, listener: Listener) -> None:
+        """Start, and tell the listener from now on."""
+
+    def send(self, message: ToBridge) -> bool:
+        """False when nobody hears it."""
+
+    def close(self) -> None:
+        """End."""
+
+
 class RayCluster:
     """The connection of this tuner to a cluster. Close it to end it; the nodes go on."""
 
-    def __init__(self, link: LinkOptions, artifacts: ArtifactStore, options: DispatchOptions | None = None) -> None:
+    def __init__(self, link: Channel, artifacts: ArtifactStore, options: DispatchOptions | None = None) -> None:
         """Starts connecting. An address where nobody answers is tried again for as long as this lives."""
         self.artifacts = artifacts
         self._options = options or DispatchOptions()
-        self._link = Link(link)
+        self._link = link
         self._registry = Registry(self._link, shared_versions())
         self.dispatcher = Dispatcher(self._link, artifacts, self._registry, self._options)
         self.storing = ThreadPoolExecutor(STORING_THREADS, "ray-store")

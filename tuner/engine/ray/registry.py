@@ -119,14 +119,18 @@ class Registry:
 
     def _check_versions(self, node: Node, rows: Sequence[NodeRow]) -> None:
         """A node that does not fit is never used. `gemm-tuner node` refuses it as well, but it may be bypassed."""
-        reference = reference_of([row for row in rows if row.node_id != node.row.node_id])
-        mine = of_labels(node.row.labels)
+        earlier = [row for row in rows[: rows.index(node.row)] if not self._differs(row)]
+        reference, mine = reference_of(earlier), of_labels(node.row.labels)
         if not mine:
             node.put_aside_for_good("it was not started by gemm-tuner node")
-        elif different := [*differences(self._versions, mine, names=SHARED), *differences(reference, mine)]:
+        elif different := [*self._differs(node.row), *differences(reference, mine)]:
             node.put_aside_for_good("; ".join(dict.fromkeys(different)))
         if node.aside:
             log.warning("node %s is set aside: %s", node.name, node.aside)
+
+    def _differs(self, row: NodeRow) -> list[str]:
+        """From this tuner."""
+        return differences(self._versions, of_labels(row.labels), names=SHARED)
 
     # ------------------------------------------------------------------ health
 

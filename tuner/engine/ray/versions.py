@@ -48,7 +48,7 @@ def shared_versions() -> dict[str, str]:
     """The part that does not depend on compilers and GPUs."""
     return {
         "python": platform.python_version(),
-        "ray": importlib.metadata.version("ray"),
+        "ray": _ray_version(),
         "template": _digest("kernels"),
         "code": _digest("tuner", "search_space"),
     }
@@ -81,6 +81,13 @@ def of_labels(labels: Mapping[str, str]) -> dict[str, str]:
 def label(text: str) -> str:
     """Text as the value of a Ray label: letters, digits, dashes, dots and underscores, at most 63."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:LONGEST_LABEL] or "none"
+
+
+def _ray_version() -> str:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def _significant(name: str, value: str | None) -> str | None:
