@@ -43,6 +43,7 @@ class LocalCluster:
         self.address = address or f"{HOST}:{_free_port()}"
         self._scale = scale
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, NodeOptions] = {}
 
     @property
     def names(self) -> list[str]:
@@ -72,11 +73,18 @@ class LocalCluster:
         with suppress(ProcessLookupError):
             os.killpg(self._nodes[name].pid, number)
 
+    def mend(self) -> None:
+        """Start again what has ended by itself, as `gemm-tuner node` does: Ray gives a raylet 30 s to start."""
+        for name, process in list(self._nodes.items()):
+            if process.poll() is not None:
+                self._start(self._started[name])
+
     def wait_for(self, wanted: object) -> tuple[NodeRow, ...]:
         """The live nodes once `wanted`, a number of them or a question about them, holds."""
         deadline_s = time.monotonic() + START_S
         while True:
             rows: tuple[NodeRow, ...] = ()
+            self.mend()
             with suppress(ClusterUnreachable):
                 rows = Cluster(self.address).nodes()
             if wanted(rows) if callable(wanted) else len(rows) == wanted:
@@ -117,6 +125,7 @@ class LocalCluster:
 
     def _start(self, options: NodeOptions) -> None:
         name = options.plan.name
+        self._started[name] = options
         with (self.folder / f"{name}.log").open("ab") as log:
             self._nodes[name] = subprocess.Popen(
                 ["nice", sys.executable, "-m", "tuner.engine.ray.start_node", options.to_json()],

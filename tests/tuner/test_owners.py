@@ -15,15 +15,17 @@ import pytest
 
 from db import queries
 from db.database import Database
+from db.errors import DatabaseError
 from db.models import new_id
 from search_space.request import Budget, TuneRequest
 from tests.soak.studies import study_of
-from tests.tuner.support import PROBLEM, fake, instant_service, request, tune
+from tests.tuner.support import PROBLEM, PROFILE, fake, instant_service, request, tune
+from tuner.engine.fake import fake_device
 from tuner.engines import FakeEngines
 from tuner.owners import Owner
 from tuner.records import Outcome
 from tuner.service import run_service
-from tuner.store import NotOwner, StudyRecorder
+from tuner.store import NotOwner, StudyRecorder, note_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +42,7 @@ OTHER_MACHINE = """
 import sys, threading
 from pathlib import Path
 from tests.tuner.support import instant_service
+from tuner.engine.fake import fake_device
 from tuner.engines import FakeEngines
 from tuner.service import run_service
 from dataclasses import replace
@@ -183,3 +186,24 @@ def wait_for(question: object) -> None:
     while not question():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def test_tuners_that_note_the_same_cards_at_the_same_time_do_not_fail(database_url: str) -> None:
+    """Each tuner of a cluster sees all of its devices."""
+    devices = [fake_device(PROFILE, card=str(index)) for index in range(4)]
+    barrier, errors = threading.Barrier(8), []
+
+    def note() -> None:
+        with Database.open(database_url) as database:
+            barrier.wait()
+            try:
+                note_devices(database, devices)
+            except DatabaseError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=note) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

@@ -155,6 +155,7 @@ def connect(address: str) -> subprocess.Popen[bytes] | None:
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"),
             *("--num-cpus=0", "--num-gpus=0", "--disable-usage-stats", "--log-style=record"),
+            "--include-log-monitor=false",
         ],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,

@@ -138,7 +138,7 @@ class Registry:
         """Send the health checks that are due; a node that is new is asked at once what it offers."""
         asked = {question.node_id for question in self._questions.values()}
         for node in self._nodes.values():
-            fresh = node.suspect or (node.report is None and not node.failures)
+            fresh = not node.failures and (node.suspect or node.report is None)
             due = now_s - node.checked_s >= (AT_ONCE_S if fresh else every_s)
             if node.row.node_id in asked or not due:
                 continue

@@ -64,12 +64,17 @@ def command_of(options: NodeOptions, gpus: Sequence[DeviceFacts], versions: dict
     """The `ray start` that makes the node. Ray is told of no GPU: they are ours to hand out, by name."""
     plan = options.plan
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    command += ["--num-cpus=0", "--num-gpus=0", "--log-style=record"]
+    command += ["--num-cpus=0", "--num-gpus=0", "--log-style=record", "--include-log-monitor=false"]
     command += [f"--object-store-memory={options.object_store_mib * 2**20}"]
     command += [f"--resources={json.dumps(resources_of(plan, gpus))}"]
     command += ["--labels=" + ",".join(f"{name}={value}" for name, value in to_labels(versions).items())]
     if options.head:
-        command += ["--head", f"--port={options.address.rpartition(':')[2]}", "--include-dashboard=false"]
+        command += [
+            "--head",
+            f"--port={options.address.rpartition(':')[2]}",
+            "--include-dashboard=false",
+            "--no-monitor",
+        ]
     else:
         command += [f"--address={options.address}"]
     command += [f"--node-ip-address={options.node_ip}"] if options.node_ip else []
