@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,23 @@ class LocalCluster:
         for name, process in list(self._nodes.items()):
             if process.poll() is not None:
                 self._start(self._started[name])
+
+    @contextmanager
+    def mending(self) -> Iterator[None]:
+        """Keep doing so within the block."""
+        stop = threading.Event()
+
+        def mend() -> None:
+            while not stop.wait(0.5):
+                self.mend()
+
+        thread = threading.Thread(target=mend, name="mend", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     def wait_for(self, wanted: object) -> tuple[NodeRow, ...]:
         """The live nodes once `wanted`, a number of them or a question about them, holds."""

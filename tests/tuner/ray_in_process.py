@@ -8,15 +8,19 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kernels.artifacts import ArtifactStore
 from tests.tuner.support import PROFILE
+from tuner.engine.ray.engine import RayCluster
 from tuner.engine.ray.plan import NodePlan, resources_of
 from tuner.engine.ray.versions import own_versions, to_labels
 from tuner.engine.ray.wire import Broken, Cancel, Forget, NodeRow, Nodes, Replied, Submit
 from tuner.engine.ray.worker import NodeWorker
+from tuner.engines import RayEngines
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tuner.engine.ray.dispatch import DispatchOptions
     from tuner.engine.ray.link import Listener
     from tuner.engine.ray.wire import ToBridge
 
@@ -167,3 +171,10 @@ class InProcess:
         for task in tasks:
             with suppress(asyncio.CancelledError, Exception):
                 await task
+
+
+class InProcessEngines(RayEngines):
+    """What `--engine ray` gives the tuner, with these nodes."""
+
+    def __init__(self, nodes: InProcess, folder: Path, options: DispatchOptions | None = None) -> None:
+        self._cluster = RayCluster(nodes, ArtifactStore(folder / "artifacts"), options)
