@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from tuner.engine.ray.cluster import Cluster, ClusterUnreachable
 from tuner.engine.ray.plan import NodePlan
 from tuner.engine.ray.start_node import NodeOptions
@@ -50,6 +52,10 @@ class LocalCluster:
     def names(self) -> list[str]:
         """Nodes that run, without the head."""
         return sorted(name for name, process in self._nodes.items() if name != "head" and process.poll() is None)
+
+    def processes(self) -> list[psutil.Process]:
+        """The first process of each node."""
+        return [psutil.Process(process.pid) for process in self._nodes.values() if process.poll() is None]
 
     def start_head(self) -> None:
         """Start the head and wait until it answers."""
