@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tuner.records import Trial
 
 MIB = 2**20
+SHAPES_USED = 8  # listing a problem's space is done once and is not the engine's cost
 
 
 @dataclass(slots=True)
@@ -147,7 +149,7 @@ def fake_profile() -> Any:
 
 def overhead(options: argparse.Namespace, cluster: LocalCluster, opened: RayCluster) -> dict[str, Any]:
     """The same studies on both engines."""
-    shapes = min(8, len(SHAPES))
+    shapes = min(SHAPES_USED, len(SHAPES))
     base = requests_of(shapes, options.trials, ["tpe"])
     requests = [base[index % shapes] for index in range(options.studies)]
     warm(requests)
@@ -193,7 +195,7 @@ def overhead(options: argparse.Namespace, cluster: LocalCluster, opened: RayClus
 
 def scale(options: argparse.Namespace, cluster: LocalCluster, opened: RayCluster) -> dict[str, Any]:
     """Many studies at the same time on many GPUs that take their time."""
-    base = requests_of(min(len(SHAPES), options.studies), options.trials, ["tpe"])
+    base = requests_of(min(SHAPES_USED, len(SHAPES)), options.trials, ["tpe"])
     requests = [base[index % len(base)] for index in range(options.studies)]
     warm(requests)
     engine = opened.engine("sm_90a", None, PROFILE.name)
@@ -242,6 +244,7 @@ def main() -> int:
     parser.add_argument("--max-seconds", type=float, default=180.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the cluster is ended in any case
     folder = Path(tempfile.mkdtemp(prefix="gemm-rc-", dir="/tmp"))  # paths of sockets must be short
     is_scale = options.what == "scale"
     cluster = LocalCluster(folder, scale=options.scale if is_scale else 0.0)

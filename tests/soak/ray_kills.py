@@ -302,6 +302,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for logs; default: a temporary one, removed")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the cluster is ended in any case
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         report = run(options, options.keep)

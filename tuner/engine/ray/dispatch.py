@@ -60,7 +60,7 @@ class DispatchOptions:
     no_node_s: float = 900.0
     tick_s: float = 0.5
     health_every_s: float = 5.0
-    health_timeout_s: float = 5.0
+    health_timeout_s: float = 10.0
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ class Registry:
         """Questions that were not answered in time; each counts as a failed check. A worker may take long to start."""
         late = []
         for number, question in list(self._questions.items()):
-            patience_s = timeout_s if question.method == "health" else 12 * timeout_s
+            patience_s = timeout_s if question.method == "health" else 6 * timeout_s
             if now_s - question.asked_s > patience_s:
                 late.append(number)
                 del self._questions[number]

@@ -52,7 +52,8 @@ class NodeWorker:
     async def run(self, call: Call) -> Answer:
         """One job, to its end. Cancelled, it takes the job back, and ends the child that is at work on it."""
         try:
-            self._cache.take(call.modules)
+            if call.modules:  # the disk must not hold up the other calls
+                await asyncio.to_thread(self._cache.take, call.modules)
             if missing := self._cache.missing(modules_of(call.job)):
                 return Answer(ending=Ending.MISSING, value=missing)
             engine = self._engine(call)
