@@ -123,6 +123,7 @@ def test_study_on_three_nodes_has_the_trials_and_the_winner_of_the_local_engine(
     assert [check.name for check in found.checks] == [check.name for check in alone.checks]
     cards = {trial.measurement.environment.gpu_uuid for trial in found.trials if trial.measurement}
     assert len(cards) == 3
+    assert found.reason.startswith("measured on 3 cards, between which the vendor's kernel differs by ")
     assert {trial.measurement.environment.gpu_name for trial in found.trials if trial.measurement} == {"Fake H200"}
 
 
