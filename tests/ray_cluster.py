@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from tuner.engine.ray.plan import NodePlan
 from tuner.engine.ray.start_node import NodeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tuner.engine.ray.wire import NodeRow
 
@@ -38,12 +39,28 @@ QUIET = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a node runs.
+
+    ip: its address
+    command: what its command line begins with, such as `ip netns exec NAME`
+    """
+
+    ip: str = HOST
+    command: tuple[str, ...] = ()
+
+
 class LocalCluster:
     """A head and nodes with invented devices."""
 
-    def __init__(self, folder: Path, *, scale: float = 0.0, address: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, scale: float = 0.0, address: str = "", places: Mapping[str, Place] | None = None
+    ) -> None:
+        """`places` by name of the node, for those that do not run straight on this machine."""
         self.folder = folder
         self.address = address or f"{HOST}:{_free_port()}"
+        self._places = places or {}
         self._scale = scale
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, NodeOptions] = {}
@@ -142,7 +159,7 @@ class LocalCluster:
             plan=plan,
             address=self.address,
             head=head,
-            node_ip=HOST,
+            node_ip=self._places.get(name, Place()).ip,
             temp_dir=str(self.folder / "ray"),
             object_store_mib=80,
         )
@@ -152,7 +169,10 @@ class LocalCluster:
         self._started[name] = options
         with (self.folder / f"{name}.log").open("ab") as log:
             self._nodes[name] = subprocess.Popen(
-                ["nice", sys.executable, "-m", "tuner.engine.ray.start_node", options.to_json()],
+                [
+                    *self._places.get(name, Place()).command,
+                    *("nice", sys.executable, "-m", "tuner.engine.ray.start_node", options.to_json()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -231,6 +231,13 @@ def scale(options: argparse.Namespace, cluster: LocalCluster, opened: RayCluster
     }
 
 
+def command_of(options: argparse.Namespace) -> str:
+    """What reprints the report."""
+    shown = ("studies", "trials", "at_a_time") if options.what == "overhead" else ("studies", "trials", "scale")
+    words = [f"--{name.replace('_', '-')} {getattr(options, name):g}" for name in shown]
+    return f"python -m tests.soak.ray_cost {options.what} {' '.join(words)}"
+
+
 def main() -> int:
     """Run one of the two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -266,7 +273,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     report = {
         "schema": 1,
-        "command": "python -m tests.soak.ray_cost " + " ".join(sys.argv[1:]),
+        "command": command_of(options),
         "environment": {
             "python": sys.version.split()[0],
             "cores": psutil.cpu_count(),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tuner.engine.ray.start_node import NodeOptions
 
 HEAD_PORT = 6379
+ELSEWHERE = "192.0.2.1:9"  # an address of no machine: which way the default route goes
 
 
 def node(args: argparse.Namespace, settings: Settings) -> int:
@@ -46,11 +47,11 @@ def options_of(args: argparse.Namespace, settings: Settings) -> NodeOptions:
     from kernels.devices import profile_named
     from kernels.errors import ConfigError
     from tuner.engine.ray.plan import NodePlan
-    from tuner.engine.ray.start_node import NodeOptions
+    from tuner.engine.ray.start_node import NodeOptions, ip_towards
 
     if args.head == bool(args.address):
         raise UsageError("a node starts a cluster or joins one: use either --head or --address HOST:PORT")
-    address = args.address or f"{args.node_ip or _own_ip()}:{args.port}"
+    address = args.address or f"{args.node_ip or ip_towards(ELSEWHERE)}:{args.port}"
     if not address.rpartition(":")[2].isdecimal():
         raise UsageError(f"--address {address!r} is not HOST:PORT", hint=f"such as {address}:{HEAD_PORT}")
     fake = tuple(name for name in args.fake_devices.split(",") if name)
@@ -77,18 +78,8 @@ def options_of(args: argparse.Namespace, settings: Settings) -> NodeOptions:
         plan=plan,
         address=address,
         head=args.head,
-        node_ip=args.node_ip,
+        node_ip=args.node_ip or ip_towards(address),
         temp_dir=args.temp_dir,
         object_store_mib=args.object_store_mib,
         extra=tuple(args.ray_option),
     )
-
-
-def _own_ip() -> str:
-    """By which others reach this machine, as far as it can tell; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

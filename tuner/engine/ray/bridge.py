@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.engine.ray.cluster import Cluster, ClusterUnreachable
 from tuner.engine.ray.plan import ours
+from tuner.engine.ray.start_node import ip_towards
 from tuner.engine.ray.wire import Broken, Cancel, Forget, Nodes, Refused, Replied, Submit
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def connect(address: str) -> subprocess.Popen[bytes] | None:
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"),
             *("--num-cpus=0", "--num-gpus=0", "--disable-usage-stats", "--log-style=record"),
-            "--include-log-monitor=false",
+            *("--include-log-monitor=false", f"--node-ip-address={ip_towards(address)}"),
         ],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -118,6 +119,17 @@ def main(arguments: list[str]) -> int:
     command = command_of(options, gpus, versions)
     os.execve(command[0], command, environ)
     raise AssertionError("unreachable")
+
+
+def ip_towards(address: str) -> str:
+    """By which a host at `address` reaches this machine, as far as the routes tell; no packet is sent."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
 
 
 def _say(text: str, status: int) -> int:
