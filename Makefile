@@ -13,6 +13,7 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full \
 	verify-compile b200 h200 soak-faults soak-kills soak-cost soak-load fuzz-api fuzz-bundle \
+	setup-ray test-ray soak-ray \
 	requirements clean
 
 help:  ## list the targets
@@ -37,8 +38,13 @@ $(VENV)/.stamp-verify: requirements/verify.txt $(VENV)/.stamp-dev
 	$(PIP) install --quiet -r requirements/verify.txt
 	@touch $@
 
+$(VENV)/.stamp-ray: requirements/ray.txt $(VENV)/.stamp-dev
+	$(PIP) install --quiet -r requirements/ray.txt
+	@touch $@
+
 setup: $(VENV)/.stamp-dev  ## build .venv: everything but torch and the checker engine
 setup-gpu: $(VENV)/.stamp-gpu  ## add torch, for verifying and measuring on a GPU
+setup-ray: $(VENV)/.stamp-ray  ## add Ray, for tuning on more than one machine
 setup-verify: $(VENV)/.stamp-verify  ## add the CPU checkers of sm_100a kernels
 
 demo: setup  ## post one job for two architectures, export and load both winners
@@ -64,6 +70,12 @@ test: lint pytest  ## lint and pytest
 
 serve: setup  ## API and tuner on this machine
 	@$(BIN)/gemm-tuner serve
+
+test-ray: setup-ray  ## the ray engine on a real cluster of 3 nodes on this machine
+	$(PYTEST) tests/tuner/test_ray_cluster.py
+
+soak-ray: setup-ray  ## 60 studies on a real cluster whose nodes and tuners are killed
+	$(BIN)/python -m tests.soak.ray_kills --studies 60 --trials 50 --out results/soak/ray_kills.json
 
 test-gpu: setup-gpu  ## tests that need a GPU
 	$(PYTEST) -m gpu
@@ -113,6 +125,9 @@ requirements: setup  ## pin again from pyproject.toml
 	$(COMPILE) -c requirements/dev.txt --extra tuner -o requirements/tuner.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra dev --extra verify -o requirements/verify.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra ray -o requirements/ray.txt
+	$(COMPILE) -c requirements/gpu.txt -c requirements/ray.txt --extra tuner --extra gpu --extra postgres --extra ray \
+		-o requirements/raygpu.txt
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

@@ -455,6 +455,18 @@ class Export(Base):
     finished_at: Mapped[datetime | None]
 
 
+class Owner(Base):
+    """A tuner process that shares the database with others. See `db.queries.owners`.
+
+    expires_at: after this, by the database's clock, others take its studies over
+    """
+
+    __tablename__ = "owners"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    expires_at: Mapped[datetime]
+
+
 class Token(Base):
     """A bearer token of the API. Only its hash is stored: whoever reads the database cannot use it.
 

@@ -13,8 +13,9 @@ from tuner.engine.fake import FAKE_CUDA, FAKE_TOOLCHAIN, FakeEngine, FakeOptions
 from tuner.engine.local import LocalMachine, LocalOptions, toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from tuner.engine.ray.engine import RayCluster
     from tuner.settings import Settings
 
 
@@ -32,6 +33,9 @@ class Engines(Protocol):
 
     def devices(self) -> Sequence[DeviceFacts]:
         """The live devices."""
+
+    def troubled(self) -> Mapping[str, tuple[str, str]]:
+        """State and reason of the devices that cannot be used now, by uuid: SET_ASIDE or OFFLINE."""
 
     def close(self) -> None:
         """End all engines."""
@@ -74,6 +78,10 @@ class LocalEngines:
         """See Engines."""
         return self._machine.gpus
 
+    def troubled(self) -> Mapping[str, tuple[str, str]]:
+        """See Engines. A GPU that fails is tried again by itself."""
+        return {}
+
     def close(self) -> None:
         """See Engines."""
         self._machine.close()
@@ -109,12 +117,58 @@ class FakeEngines:
         """See Engines."""
         return tuple(fake_device(profile) for profile in PROFILES)
 
+    def troubled(self) -> Mapping[str, tuple[str, str]]:
+        """See Engines."""
+        return {}
+
     def close(self) -> None:
         """See Engines."""
         for engine in self._engines.values():
             engine.close()
 
 
+class RayEngines:
+    """The nodes of a Ray cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts connecting. Raises ModuleNotFoundError without Ray."""
+        import ray  # noqa: F401  (fails here, where a person sees it, and not in the child process that uses it)
+
+        from tuner.engine.ray.engine import RayCluster
+        from tuner.engine.ray.link import Link, LinkOptions
+
+        link = Link(LinkOptions(address=settings.ray_address))
+        self._cluster: RayCluster = RayCluster(link, ArtifactStore(settings.artifacts_dir))
+
+    def engine_for(self, request: TuneRequest) -> Engine:
+        """See Engines."""
+        if request.mode is Mode.MODEL:
+            return self._cluster.compiling(request.profile)
+        return self._cluster.engine(request.arch, request.device, request.profile.name)
+
+    def toolchain(self) -> str:
+        """See Engines. Of the nodes, which all have the same."""
+        return self._cluster.report().toolchain
+
+    def cuda(self) -> str:
+        """See Engines."""
+        return self._cluster.report().cuda
+
+    def devices(self) -> Sequence[DeviceFacts]:
+        """See Engines."""
+        return [device.facts for device in self._cluster.devices()]
+
+    def troubled(self) -> Mapping[str, tuple[str, str]]:
+        """See Engines."""
+        return {device.facts.uuid: (device.state, device.reason) for device in self._cluster.devices() if device.reason}
+
+    def close(self) -> None:
+        """See Engines."""
+        self._cluster.close()
+
+
 def engines_of(settings: Settings) -> Engines:
     """The engines that the settings name."""
+    if settings.engine == "ray":
+        return RayEngines(settings)
     return FakeEngines(settings) if settings.engine == "fake" else LocalEngines(settings)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.config import Sm100GemmConfig
 from search_space.request import Mode, TuneRequest
 from search_space.starting import starting_configs
+from tuner.cards import card_spread
 from tuner.choosing import Choice, choose_measured, choose_modeled, finalists, next_batch, why_none_worked
 from tuner.engine.base import (
     CertifyJob,
@@ -180,7 +181,7 @@ class _Run:
         reply = final.reply
         return StudyResult(
             state=state,
-            reason="; ".join(part for part in (reason, final.note) if part),
+            reason="; ".join(str(part) for part in (reason, final.note, card_spread(trials)) if part),
             trials=trials,
             winner=choice.winner if choice else None,
             measurement=choice.measurement if choice else None,

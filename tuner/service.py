@@ -31,6 +31,7 @@ from tuner.owners import Owner
 from tuner.retention import Retention
 from tuner.settings import ENGINES, Settings, SettingsError
 from tuner.store import (
+    NotOwner,
     StudyPlace,
     StudyRecorder,
     fail_study,
@@ -75,7 +76,7 @@ def run_service(
     """
     with ExitStack() as at_exit:
         database = at_exit.enter_context(Database.open(settings.database_url))
-        owner = Owner(settings.artifacts_dir / ".owners")
+        owner = Owner(settings.artifacts_dir / ".owners", database, lease_s=settings.lease_s)
         at_exit.callback(owner.close)
         factory = engines(settings)
         at_exit.callback(factory.close)
@@ -99,6 +100,8 @@ class _StudyThread(threading.Thread):
         """Tune; whatever goes wrong ends the study with a reason, or, with the database gone, the process."""
         try:
             self._service.tune(self)
+        except NotOwner as error:
+            log.warning("study %s moved: %s", self.study.id, error)
         except _Interrupted:
             log.info("study %s interrupted", self.study.id)
         except DatabaseError as error:
@@ -109,7 +112,9 @@ class _StudyThread(threading.Thread):
 
     def _fail(self, reason: str) -> None:
         try:
-            fail_study(self._service.database, self.study.id, reason)
+            fail_study(self._service.database, self.study.id, reason, owner=self.study.owner)
+        except NotOwner as error:
+            log.warning("study %s moved: %s", self.study.id, error)
         except DatabaseError as error:
             self.broken = error
 
@@ -134,6 +139,10 @@ class _Service:
         if self._settings.ready_file is not None:
             self._settings.ready_file.touch()
         while not stop.is_set():
+            if self._owner.is_replaced:
+                raise ServiceError(
+                    "this process was out of touch with the database for too long: its studies went to another tuner"
+                )
             self._heartbeat()
             self._reap()
             self._pass_cancels_on()
@@ -150,7 +159,10 @@ class _Service:
         if self._export is not None:
             self._export.join()
         write(self.database, lambda session: queries.requeue_running(session, self._owner.name))
-        self._note_devices(gone=True)
+        if (
+            self._settings.engine != "ray"
+        ):  # a cluster's devices may serve other tuners; silence tells when none is left
+            self._note_devices(gone=True)
 
     # ------------------------------------------------------------------ one round
 
@@ -164,18 +176,27 @@ class _Service:
 
     def _note_devices(self, *, busy: Sequence[str] = (), gone: bool = False) -> None:
         devices, toolchain, cuda = self._engines.devices(), self._toolchain, self._cuda
-        note_devices(self.database, devices, toolchain=toolchain, cuda=cuda, busy=busy, gone=gone)
+        troubled = self._engines.troubled()
+        note_devices(self.database, devices, toolchain=toolchain, cuda=cuda, busy=busy, troubled=troubled, gone=gone)
 
     def _recover(self) -> None:
         """Queue the studies of dead owners again."""
         all_here = self.database.path is not None
         with self.database.read() as session:
             owners = owners_at_work(session)
+            alive = queries.live_owners(session) if self._owner.has_lease and owners else None
         for name in sorted(owners):
-            if self._owner.is_dead(name, all_here=all_here):
-                ids = write(self.database, partial(queries.requeue_running, owner=name))
+            if self._owner.is_dead(name, all_here=all_here, alive=alive):
+                ids = write(self.database, partial(self._take_over, owner=name))
                 self._owner.forget(name)
                 log.info("owner %s is dead: queued %d of its studies again", name, len(ids))
+
+    def _take_over(self, session: Session, owner: str) -> Sequence[str]:
+        """Ids of the studies that are queued again; none when the owner has renewed its lease meanwhile."""
+        proven = self._owner.lock_is_free(owner)
+        if self._owner.has_lease and not queries.take_over(session, owner, proven=proven):
+            return ()
+        return queries.requeue_running(session, owner)
 
     def _reap(self) -> None:
         for thread in [thread for thread in self._studies if not thread.is_alive()]:
@@ -233,9 +254,11 @@ class _Service:
             engine = self._engines.engine_for(request)
             toolchain = self._engines.toolchain()
         except (RequestError, NoDevice, EngineError) as error:
-            fail_study(self.database, study.id, str(error))
+            fail_study(self.database, study.id, str(error), owner=study.owner)
             return
-        place = StudyPlace(study_id=study.id, request=request, device=engine.device, toolchain=toolchain)
+        place = StudyPlace(
+            study_id=study.id, owner=study.owner, request=request, device=engine.device, toolchain=toolchain
+        )
         thread.device_name = engine.device.name if request.mode is Mode.MEASURE else ""
         note_place(self.database, place)
         with self.database.read() as session:
@@ -247,7 +270,7 @@ class _Service:
         result = tune_study(
             request,
             engine,
-            StudyRecorder(self.database, study.id, request, engine.device),
+            StudyRecorder(self.database, study.id, request, engine.device, owner=study.owner),
             resume_from=stored,
             should_stop=lambda: self._should_stop(thread),
             previous_winner=previous,
@@ -298,6 +321,7 @@ def _settings(arguments: Sequence[str] | None) -> Settings:
     parser.add_argument("--artifacts-dir", type=Path, default=settings.artifacts_dir, help="compiled modules")
     parser.add_argument("--exports-dir", type=Path, default=settings.exports_dir, help="bundles")
     parser.add_argument("--engine", choices=ENGINES, default=settings.engine)
+    parser.add_argument("--ray-address", default=settings.ray_address, help="host:port of the head, for engine ray")
     parser.add_argument("--ready-file", type=Path, help="file to make once the devices are noted")
     options = parser.parse_args(arguments)
     return dataclasses.replace(settings, **vars(options))

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ARTIFACTS_MIB = 20_480
-ENGINES = ("local", "fake")
+ENGINES = ("local", "ray", "fake")
 
 # (name, default as people read it, help): documentation is generated from this.
 VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEMM_TUNER_HOME", "the user's data folder", "folder of the database, artifacts and exports"),
     ("GEMM_TUNER_DATABASE_URL", "SQLite in GEMM_TUNER_HOME", "SQLAlchemy URL of another database"),
     ("GEMM_TUNER_TOKEN", "none", "bearer token that commands with --url send"),
-    ("GEMM_TUNER_ENGINE", "local", "local, or fake for invented devices"),
+    ("GEMM_TUNER_ENGINE", "local", "local, ray for a cluster, or fake for invented devices"),
+    ("GEMM_TUNER_RAY_ADDRESS", "none", "host:port of the Ray head, for the engine ray"),
     ("GEMM_TUNER_COMPILE_PROCESSES", "the CPU cores, at most 16", "compiles at a time"),
     ("GEMM_TUNER_COMPILE_LIMIT_S", "60", "seconds after which a compile is killed"),
     ("GEMM_TUNER_GPU_SPARES", "1", "processes a GPU kept in reserve for after a fault, 0 for none"),
@@ -49,14 +50,16 @@ class Settings:
     database_url: SQLAlchemy URL
     artifacts_dir: compiled modules by content hash
     exports_dir: bundles
-    engine: "local" or "fake"
+    engine: "local", "ray" or "fake"
+    ray_address: host:port of the Ray head, for the engine "ray"
     compile_processes: compiles at a time
     compile_limit_s: seconds after which a compile is killed
     gpu_spares: processes a GPU kept in reserve, torch imported, for after a fault
     studies: studies at a time
     fake_scale: seconds of the fake engine for each second of a real one
     poll_s: seconds between two looks for work and for cancelled studies
-    heartbeat_s: seconds between two heartbeats of the devices
+    heartbeat_s: seconds between two heartbeats of the devices, and between looks for tuners that have died
+    lease_s: seconds without a sign of life after which other tuners on one PostgreSQL take this one's studies over
     ready_file: file that the tuner makes once it has noted its devices
     artifacts_mib: MiB that compiled modules may take, 0 for any number
     token: bearer token for a service that demands one
@@ -66,6 +69,7 @@ class Settings:
     artifacts_dir: Path
     exports_dir: Path
     engine: str = "local"
+    ray_address: str = ""
     compile_processes: int = field(default_factory=usable_cores)
     compile_limit_s: float = 60.0
     gpu_spares: int = 1
@@ -73,6 +77,7 @@ class Settings:
     fake_scale: float = 0.01
     poll_s: float = 0.25
     heartbeat_s: float = 5.0
+    lease_s: float = 15.0
     ready_file: Path | None = None
     artifacts_mib: int = ARTIFACTS_MIB
     token: str | None = field(default=None, repr=False)
@@ -80,6 +85,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise SettingsError(f"engine {self.engine!r}: use one of {', '.join(ENGINES)}")
+        if self.engine == "ray" and not self.ray_address:
+            raise SettingsError("engine 'ray' needs the head's address: --ray-address or GEMM_TUNER_RAY_ADDRESS")
 
     @property
     def sqlite_file(self) -> Path | None:
@@ -104,6 +111,7 @@ class Settings:
             artifacts_mib=int(_number(environ, "GEMM_TUNER_ARTIFACTS_MIB", ARTIFACTS_MIB, whole=True, zero=True)),
             token=environ.get("GEMM_TUNER_TOKEN", "").strip() or None,
             engine=environ.get("GEMM_TUNER_ENGINE", "").strip() or "local",
+            ray_address=environ.get("GEMM_TUNER_RAY_ADDRESS", "").strip(),
             compile_processes=int(_number(environ, "GEMM_TUNER_COMPILE_PROCESSES", usable_cores(), whole=True)),
             compile_limit_s=_number(environ, "GEMM_TUNER_COMPILE_LIMIT_S", 60.0),
             gpu_spares=int(_number(environ, "GEMM_TUNER_GPU_SPARES", 1, whole=True, zero=True)),

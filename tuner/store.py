@@ -20,7 +20,7 @@ from tuner.progress import vendor_ratio
 from tuner.records import Environment, Evidence, Measurement, Outcome, State, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sqlalchemy.orm import Session
 
@@ -56,23 +56,54 @@ def write[Value](
                 raise
 
 
-class StudyRecorder:
-    """Saves the trials of one study. See `tuner.recorder.Recorder`."""
+class NotOwner(RuntimeError):
+    """The study belongs to another tuner by now: this one was taken for dead. Nothing was written."""
 
-    def __init__(self, database: Database, study_id: str, request: TuneRequest, device: DeviceFacts) -> None:
+
+def write_as_owner[Value](
+    database: Database, study_id: str, owner: str | None, work: Callable[[Session], Value]
+) -> Value:
+    """As `write`, in a transaction in which the study is still this owner's. Raises NotOwner.
+
+    owner: None where one process is sure to be alone
+    """
+
+    def fenced(session: Session) -> Value:
+        if owner is not None and not queries.owns_study(session, study_id, owner):
+            raise NotOwner(f"study {study_id} has another owner than {owner}")
+        return work(session)
+
+    return write(database, fenced)
+
+
+class StudyRecorder:
+    """Saves the trials of one study. See `tuner.recorder.Recorder`. Raises NotOwner when the study went to another."""
+
+    def __init__(
+        self,
+        database: Database,
+        study_id: str,
+        request: TuneRequest,
+        device: DeviceFacts,
+        *,
+        owner: str | None = None,
+    ) -> None:
         self._database, self._study_id, self._request, self._device = database, study_id, request, device
+        self._owner = owner
+
+    def _write[Value](self, work: Callable[[Session], Value]) -> Value:
+        return write_as_owner(self._database, self._study_id, self._owner, work)
 
     def save_trial(self, trial: Trial, kernel: CompiledKernel | None) -> None:
         """See Recorder. The trial and its module's row are one transaction."""
-        write(self._database, lambda session: self._save(session, trial, kernel))
+        self._write(lambda session: self._save(session, trial, kernel))
 
     def save_final(self, number: int, measurement: Measurement) -> None:
         """See Recorder."""
-        write(
-            self._database,
+        self._write(
             lambda session: queries.save_measurement(
                 session, self._study_id, number, _new_measurement(measurement), phase="final"
-            ),
+            )
         )
 
     def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
@@ -82,15 +113,14 @@ class StudyRecorder:
             self._add_artifact(session, trial.config, kernel)
             queries.replace_artifact(session, self._study_id, trial.number, kernel.sha256)
 
-        write(self._database, save)
+        self._write(save)
 
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""
-        write(
-            self._database,
+        self._write(
             lambda session: queries.fail_trial(
                 session, self._study_id, trial.number, outcome=Outcome.CHECK_FAILED.value, reason=reason
-            ),
+            )
         )
 
     def known_bad(self, config: GemmConfig, kernel: CompiledKernel | None) -> str | None:
@@ -200,12 +230,14 @@ class StudyPlace:
     """Which study, and where it runs.
 
     study_id: id of its row
+    owner: who must still own it for a write to count; None where one process is sure to be alone
     request: what was asked
     device: what it was tuned for
     toolchain: compilers of this machine, in one line
     """
 
     study_id: str
+    owner: str | None = None
     request: TuneRequest
     device: DeviceFacts
     toolchain: str
@@ -228,8 +260,10 @@ class StudyPlace:
 def note_place(database: Database, place: StudyPlace) -> None:
     """Note where a claimed study runs."""
     environment = place.environment
-    write(
+    write_as_owner(
         database,
+        place.study_id,
+        place.owner,
         lambda session: queries.record_environment(
             session,
             place.study_id,
@@ -242,12 +276,16 @@ def note_place(database: Database, place: StudyPlace) -> None:
 
 def save_result(database: Database, place: StudyPlace, result: StudyResult) -> None:
     """End the study; store its winner, and publish it when it was both verified and checked. One transaction."""
-    write(database, lambda session: _save_result(session, place, result))
+    write_as_owner(database, place.study_id, place.owner, lambda session: _save_result(session, place, result))
 
 
-def fail_study(database: Database, study_id: str, reason: str) -> None:
+def fail_study(database: Database, study_id: str, reason: str, *, owner: str | None = None) -> None:
     """End a study that could not be run."""
-    write(database, lambda session: queries.finish_study(session, study_id, state=State.FAILED.value, reason=reason))
+
+    def fail(session: Session) -> None:
+        queries.finish_study(session, study_id, state=State.FAILED.value, reason=reason)
+
+    write_as_owner(database, study_id, owner, fail)
 
 
 def _save_result(session: Session, place: StudyPlace, result: StudyResult) -> None:
@@ -366,18 +404,23 @@ def note_devices(
     toolchain: str = "",
     cuda: str = "",
     busy: Sequence[str] = (),
+    troubled: Mapping[str, tuple[str, str]] | None = None,
     gone: bool = False,
 ) -> None:
     """Heartbeat: these devices are here and READY, those named in `busy` BUSY; or, `gone`, OFFLINE.
 
     toolchain, cuda: of the compilers that build for them; with the driver they decide which results are stale
+    troubled: state and reason of those that cannot be used now, by uuid
     """
 
     live = [device for device in devices if device.is_live]
 
     def note(session: Session) -> None:
         for device in live:
-            state = "OFFLINE" if gone else "BUSY" if device.name in busy else "READY"
+            state, reason = "BUSY" if device.name in busy else "READY", ""
+            state, reason = (troubled or {}).get(device.uuid, (state, reason))
+            if gone:
+                state, reason = "OFFLINE", "no tuner is running"
             assert device.environment is not None
             queries.upsert_device(
                 session,
@@ -386,7 +429,7 @@ def note_devices(
                 arch=device.profile.arch.name,
                 sm_count=device.profile.sm_count,
                 state=state,
-                reason="no tuner is running" if gone else "",
+                reason=reason,
                 environment=replace(
                     device.environment,
                     toolchain=toolchain or device.environment.toolchain,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from db.database import ANSWERS, note_change
+from db.database import ANSWERS, hold, note_change
 from db.models import Device, DeviceState, Study, Trial, utc_now
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def upsert_device(
 
     environment: where None, the stored one stays
     """
+    hold(session, "devices")  # several tuners of one cluster note the same devices at the same time
     found = session.get(Device, uuid)
     before = None if found is None else _what_answers_depend_on(found)
     if found is None:

@@ -305,7 +305,7 @@ def test_settings_are_read_from_the_environment_once() -> None:
         ("GEMM_TUNER_COMPILE_PROCESSES", "two", "not an integer"),
         ("GEMM_TUNER_COMPILE_LIMIT_S", "-1", "above 0"),
         ("GEMM_TUNER_GPU_SPARES", "-1", "at least 0"),
-        ("GEMM_TUNER_ENGINE", "steam", "use one of local, fake"),
+        ("GEMM_TUNER_ENGINE", "steam", "use one of local, ray, fake"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(name: str, value: str, words: str) -> None:

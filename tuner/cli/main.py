@@ -70,7 +70,14 @@ def _translated(error: Exception, settings: Settings) -> CommandError:
 
 def _extra_of(module: str) -> str:
     package = module.partition(".")[0]
-    extra = {"torch": "gpu", "fastapi": "server", "uvicorn": "server", "sqlalchemy": "server", "alembic": "server"}
+    extra = {
+        "torch": "gpu",
+        "fastapi": "server",
+        "uvicorn": "server",
+        "sqlalchemy": "server",
+        "alembic": "server",
+        "ray": "ray",
+    }
     return f"pip install 'gemm-tuner[{extra.get(package, 'tuner')}]', or name a running service with --url"
 
 

@@ -101,11 +101,14 @@ def _service_commands(commands: Any) -> None:
     serve = _command(commands, "serve", "serve", "serve", "run the API and the tuner on this machine")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", type=_port, default=8000, help="TCP port to listen on (default 8000)")
-    serve.add_argument("--engine", choices=ENGINES, help="where candidates are built and run (default: local)")
+    _engine(serve)
     serve.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME", help="name to be called by; may be repeated"
     )
     serve.add_argument("--requests-per-s", metavar="N", help="requests a second that one client may send; 0 for any")
+    tuner = _command(commands, "tuner", "serve", "tuner", "run a tuner alone, beside others on one database")
+    _engine(tuner)
+    _node_command(commands)
     token = commands.add_parser(
         "token",
         help="who may use a service that listens beyond this machine",
@@ -125,6 +128,30 @@ def _service_commands(commands: Any) -> None:
     devices = _command(commands, "devices", "devices", "devices", "list devices that can be tuned for")
     _url(devices)
     _command(commands, "doctor", "doctor", "doctor", "check compilers, driver, GPU, database and versions")
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=ENGINES, help="where candidates are built and run (default: local)")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="head of the Ray cluster, for the engine ray")
+
+
+def _node_command(commands: Any) -> None:
+    node = _command(commands, "node", "node", "node", "make this machine a node of a Ray cluster")
+    node.add_argument("--head", action="store_true", help="start the cluster's head here; it does no work itself")
+    node.add_argument("--address", default="", metavar="HOST:PORT", help="head of the cluster to join")
+    node.add_argument("--port", type=_port, default=6379, help="TCP port of the head (default 6379)")
+    node.add_argument("--node-ip", default="", metavar="IP", help="by which others reach this machine")
+    node.add_argument("--name", default="", help="for messages (default: made of the host's name)")
+    node.add_argument("--compile-processes", type=_count, metavar="N", help="compiles at a time; 0 to measure only")
+    node.add_argument("--no-gpus", action="store_true", help="compile only")
+    node.add_argument("--modules-mib", type=_positive, default=4096, metavar="N", help="MiB of modules kept (4096)")
+    node.add_argument("--object-store-mib", type=_positive, default=256, metavar="N", help="shared memory of Ray (256)")
+    node.add_argument("--temp-dir", default="", metavar="DIR", help="where the head's Ray keeps sockets and logs")
+    node.add_argument("--fake-devices", default="", metavar="NAMES", help="invented GPUs, such as h200,h200: for tests")
+    node.add_argument("--fake", action="store_true", help="an invented compiler and no GPUs: for tests")
+    node.add_argument(
+        "--ray-option", action="append", default=[], metavar="OPTION", help="passed on to ray start; may be repeated"
+    )
 
 
 def _job_commands(commands: Any) -> None:
@@ -302,6 +329,12 @@ def _database_commands(commands: Any) -> None:
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a TCP port: use 1 to 65535")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 

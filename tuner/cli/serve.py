@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from tuner.cli.supervisor import ChildSpec, Supervisor
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tuner.cli.settings import Settings
 
@@ -31,7 +33,7 @@ def serve(args: argparse.Namespace, settings: Settings) -> int:
     access = [part for name in args.allowed_host for part in ("--allowed-host", name)]
     if args.requests_per_s is not None:
         access += ["--requests-per-s", _checked_rate(args.requests_per_s)]
-    specs = children(args.host, args.port, args.engine or settings.tuner.engine, settings, access)
+    specs = children(args.host, args.port, engine_arguments(args, settings), settings, access)
     supervisor = Supervisor(specs, report=warn)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())
@@ -40,21 +42,54 @@ def serve(args: argparse.Namespace, settings: Settings) -> int:
     return supervisor.run()
 
 
+def tuner(args: argparse.Namespace, settings: Settings) -> int:
+    """A tuner without an API: several of them may share one PostgreSQL. Run until SIGTERM or SIGINT."""
+    engine = engine_arguments(args, settings)
+    settings.create()
+    supervisor = Supervisor([_tuner(engine, settings, settings.home / f"tuner-{os.getpid()}.ready")], report=warn)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.stop())
+    output = Output(as_json=args.json)
+    output.text(f"tuning with the engine {engine[1]}  (state in {settings.home}; Ctrl-C stops)")
+    output.document({"engine": engine[1], "home": str(settings.home)})
+    return supervisor.run()
+
+
+def engine_arguments(args: argparse.Namespace, settings: Settings) -> list[str]:
+    """Arguments of the tuner process about its engine. Raises UsageError for a cluster without an address."""
+    engine = args.engine or settings.tuner.engine
+    if engine != "ray":
+        return ["--engine", engine]
+    address = args.ray_address or settings.tuner.ray_address
+    if not address:
+        raise UsageError("engine ray needs the head's address", hint="use --ray-address HOST:PORT")
+    return ["--engine", engine, "--ray-address", address]
+
+
+def _tuner(engine: Sequence[str], settings: Settings, ready: Path) -> ChildSpec:
+    command = [sys.executable, "-m", "tuner.service", "--database-url", settings.database_url, *_folders(settings)]
+    command += [*engine, "--ready-file", str(ready)]
+    return ChildSpec(name="tuner", command=command, restart=True, ready=ready)
+
+
+def _folders(settings: Settings) -> list[str]:
+    return ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
+
+
 def children(
-    host: str, port: int, engine: str, settings: Settings, access: Sequence[str] = ()
+    host: str, port: int, engine: Sequence[str], settings: Settings, access: Sequence[str] = ()
 ) -> tuple[ChildSpec, ...]:
     """The tuner, which is started again when it dies, and the API, without which there is no service.
 
+    engine: arguments of the tuner about its engine
     access: arguments of the API about who may ask
     """
     database = ["--database-url", settings.database_url]
-    folders = ["--artifacts-dir", str(settings.artifacts_dir), "--exports-dir", str(settings.exports_dir)]
-    ready = settings.home / "tuner.ready"
-    tuner = [sys.executable, "-m", "tuner.service", *database, *folders, "--engine", engine, "--ready-file", str(ready)]
+    folders = _folders(settings)
     api = [sys.executable, "-m", "api", "--host", host, "--port", str(port), *access, *database, *folders]
     return (
         # The API comes second: asked before the tuner has told which GPUs are here, a client would get modeled times.
-        ChildSpec(name="tuner", command=tuner, restart=True, ready=ready),
+        _tuner(engine, settings, settings.home / "tuner.ready"),
         ChildSpec(name="api", command=api, restart=False),
     )
 

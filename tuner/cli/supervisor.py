@@ -35,12 +35,14 @@ class ChildSpec:
     command: program and arguments
     restart: whether it is started again when it ends by itself; otherwise its end stops everything
     ready: file that it makes once it has begun its work; those after it start no earlier
+    final_status: exit status with which it says that starting it again would not help
     """
 
     name: str
     command: Sequence[str]
     restart: bool
     ready: Path | None = None
+    final_status: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +140,7 @@ class Supervisor:
         """Start a child again after a pause. False when that is not allowed."""
         name = child.spec.name
         _kill_group(child.process.pid, signal.SIGKILL)  # what it left behind, if anything
-        if not child.spec.restart:
+        if not child.spec.restart or status == child.spec.final_status:
             self._report(f"{name} ended ({_status(status)}): stopping")
             return False
         healthy = time.monotonic() - child.started_s >= self._backoff.healthy_s

@@ -113,9 +113,10 @@ class FakeEngine:
         options: FakeOptions | None = None,
         artifacts: ArtifactStore | None = None,
         database: Path | None = None,
+        card: str = "",
     ) -> None:
         """`artifacts` takes the modules; without a store they are not kept. `database` is what a DATABASE_LOCKED locks;
-        without one it does nothing.
+        without one it does nothing. `card` tells cards of one name apart.
         """
         self._options = options or FakeOptions()
         self._artifacts = artifacts
@@ -125,7 +126,7 @@ class FakeEngine:
         times = self._options.times
         self._compilers = ThreadPoolExecutor(times.compile_workers, "fake-compile") if times.scale else None
         self._gpus = ThreadPoolExecutor(times.gpus, "fake-gpu") if times.scale else None
-        self._device = fake_device(profile, live=self._options.live)
+        self._device = fake_device(profile, live=self._options.live, card=card)
 
     @property
     def device(self) -> DeviceFacts:
@@ -329,10 +330,10 @@ class FakeEngine:
         return f"{fault.kind}{at}: {config.key} for {problem}{where}"
 
 
-def fake_device(profile: DeviceProfile, *, live: bool = True) -> DeviceFacts:
-    """An invented device with the limits and rates of a profile."""
+def fake_device(profile: DeviceProfile, *, live: bool = True, card: str = "") -> DeviceFacts:
+    """An invented device with the limits and rates of a profile; `card` tells several of one name apart."""
     name = f"Fake {profile.name.removeprefix('NVIDIA ')}"
-    uuid = f"GPU-{hashlib.sha256(name.encode()).hexdigest()[:32]}" if live else ""
+    uuid = f"GPU-{hashlib.sha256((name + card).encode()).hexdigest()[:32]}" if live else ""
     environment = Environment(
         gpu_name=name,
         gpu_uuid=uuid,
