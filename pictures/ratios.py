@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# By the rows of A, which decide what a GEMM of inference is limited by: first the stream of B, at last the tensor cores.
-# Shapes whose N the library's kernels for aligned rows cannot take are a class of their own: their ratios are no measure
-# for the others.
+# By the rows of A, which decide what a GEMM of inference is limited by: first the stream of B, at last the tensor
+# cores. Shapes whose N the library's kernels for aligned rows cannot take are a class of their own: their ratios are no
+# measure for the others.
 CLASSES = ((16, "M up to 16"), (128, "M 17 to 128"), (1024, "M 129 to 1024"), (16384, "M 1025 to 16384"))
 LARGEST, UNALIGNED = "M above 16384", "N no multiple of 8"
 ALIGNMENT = 8
