@@ -68,14 +68,19 @@ pytest: setup  ## tests that need no GPU, PostgreSQL or browser
 test-postgres: setup  ## the tests of store, API and tuner on a PostgreSQL server that they start
 	$(PYTEST) -m postgres
 
-test-browser: $(VENV)/.stamp-browser  ## the pages in Chromium (Debian: chromium; npm: axe-core), screenshots in build/pages
+# The checker of accessibility; MPL-2.0, so it stays out of the repository.
+AXE := build/node_modules/axe-core/axe.min.js
+$(AXE):
+	npm install --silent --no-save --prefix build axe-core@4.14.1
+
+test-browser: $(VENV)/.stamp-browser $(AXE)  ## the pages in Chromium (Debian: chromium; npm: axe-core), screenshots in build/pages
 	$(PYTEST) -m browser tests/api
 
 pages-speed: $(VENV)/.stamp-browser  ## first paint of each page, and the page of a study with 50,000 trials
 	$(BIN)/python -m tests.soak.pages_speed --out results/host/pages.json
 
 docs: $(VENV)/.stamp-docs docs-generated  ## the documentation site, in build/site; a broken link is an error
-	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 docs-generated: setup  ## write again what the reference takes from the code
 	$(BIN)/python -m docs.generate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,19 @@ def store_row(session: Session, row: Mapping[str, Any], *, device: str | None = 
     return result.id
 
 
-def store_all(database: Database) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What was stored.
+
+    results: ids of the recorded rows' results, in order
+    newest: id of the second revision of the first
+    """
+
+    results: list[str]
+    newest: str
+
+
+def store_all(database: Database) -> Stored:
     """Every recorded row on the H200, a few on an invented slower one, and one shape in two revisions."""
     rows = recorded_rows()
     with database.write() as session:
@@ -119,8 +132,8 @@ def store_all(database: Database) -> list[str]:
         found = [store_row(session, row) for row in rows]
         for row in rows[:5]:
             store_row(session, row, device="Slow H200", factor=1.25)
-        store_row(session, rows[0] | {"environment": rows[0]["environment"] | {"driver": "590.10"}}, factor=0.97)
-    return found
+        later = rows[0] | {"environment": rows[0]["environment"] | {"driver": "590.10"}}
+        return Stored(results=found, newest=store_row(session, later, factor=0.97))
 
 
 def store_large_study(database: Database, trials: int) -> str:
