@@ -36,7 +36,9 @@ def best_so_far(improvements: Sequence[tuple[int, float]], last: int, *, library
     drawn.text(_LEFT + _LENGTH, _BOTTOM + 36, "trial", size=11, anchor="end", fill=FAINT)
     if library_us:
         drawn.line(_LEFT, up.at(library_us), _LEFT + _LENGTH, up.at(library_us), THEIRS, dashed=True)
-        drawn.text(_LEFT + 4, up.at(library_us) - 5, f"vendor library, {library_us:.4g} us", size=11, fill=THEIRS)
+        drawn.text(
+            _LEFT + 0.3 * _LENGTH, up.at(library_us) - 5, f"vendor library, {library_us:.4g} us", size=11, fill=THEIRS
+        )
     drawn.path(_steps(improvements, last, across, up), OURS)
     for number, time_us in improvements:
         drawn.dot(across.at(number), up.at(time_us), OURS, tip=f"trial {number}: {time_us:.2f} us")

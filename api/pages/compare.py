@@ -86,7 +86,7 @@ def results_of(db: Db, left: str, right: str) -> Response:
 
 def _choices(session: Session) -> dict[str, Any]:
     environments = {key: _environment_name(key) for key in queries.published_environments(session)}
-    names = {row.device_name: row.device_name for row in queries.answered_devices(session)}
+    names = {name: name for name, published in queries.answered_devices(session) if published}
     return {"devices": names, "environments": environments, "most": MOST_RESULTS}
 
 

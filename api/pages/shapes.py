@@ -72,17 +72,16 @@ def roofline(db: Db, device: str = "", dtype: str = "", modeled: bool = False) -
 
 
 def _answers(session: Session, device: str, dtype: str, modeled: bool) -> tuple[str, list[Result]]:
-    """The device that is shown, the first with results where none is named, and its results."""
-    names = [row.device_name for row in queries.answered_devices(session)]
-    chosen = device or next(iter(names), "")
+    """The device that is shown, the first with such results where none is named, and its results."""
+    names = (name for name, published in queries.answered_devices(session) if published or modeled)
+    chosen = device or next(names, "")
     rows = queries.answers(session, device_name=chosen, dtype=dtype or None, modeled=modeled, limit=MOST_RESULTS)
     return chosen, list(rows)
 
 
 def _menu(session: Session, chosen: str, dtype: str, modeled: bool) -> dict[str, Any]:
-    names = dict.fromkeys(
-        [*(row.device_name for row in queries.answered_devices(session)), *([chosen] if chosen else [])]
-    )
+    names = dict.fromkeys(name for name, _ in queries.answered_devices(session))
+    names |= {chosen: None} if chosen else {}
     return {"device": chosen, "devices": list(names), "dtype": dtype, "modeled": modeled, "dtypes": list(Dtype)}
 
 

@@ -13,7 +13,7 @@ from api.pages.route import PageRoute
 from api.pages.words import ratio_of
 from api.schemas import QueryInt, Strict
 from api.services import studies
-from api.views import TrialView
+from api.views import StudyView, TrialView
 from db import queries
 from db.models import OUTCOMES
 from kernels.problem import MAX_EXTENT
@@ -21,7 +21,8 @@ from kernels.problem import MAX_EXTENT
 router = APIRouter(route_class=PageRoute)
 
 TRIALS_A_PAGE = 100
-MOST_TRIALS_READ = 4000  # for the effects of the knobs: reading every config of 50,000 trials takes 0.6 s
+MOST_AT_ONCE = 5000  # trials whose curve is part of the page; that of 50,000 takes 0.1 s of the database
+MOST_TRIALS_READ = 2000  # for the effects of the knobs: reading every config of 50,000 trials takes a second
 Number = Annotated[int, QueryInt, Field(ge=0, le=MAX_EXTENT)]
 
 
@@ -57,7 +58,7 @@ def show(study_id: StudyId, query: Annotated[StudyQuery, Query()], db: Db) -> Re
             before=query.before if query.after is None else None,
         )
         trials, earlier, later = _turned([studies.trial_view(row) for row in rows], query)
-        ratio = ratio_of(study.best.ratio) if study.best else None
+        ratio, total = _ratio(study), sum(study.counts.values())
         return page(
             "study.html",
             study=study,
@@ -66,14 +67,23 @@ def show(study_id: StudyId, query: Annotated[StudyQuery, Query()], db: Db) -> Re
             earlier=earlier,
             later=later,
             filters={"outcome": query.outcome, "reason": query.reason, "order": query.order},
-            curve=curve(session, study_id, study.mode, ratio),
+            curve=curve(session, study_id, study.mode, ratio) if total <= MOST_AT_ONCE else None,
+            most_at_once=MOST_AT_ONCE,
             ratio=ratio,
             common=(common := _common(trials)),
             own=lambda config: {name: value for name, value in config.items() if name not in common},
             result=queries.studies_with_results(session, [study_id]).get(study_id),
-            total=sum(study.counts.values()),
+            total=total,
             outcomes=[name for name in OUTCOMES if study.counts.get(name)],
         )
+
+
+@router.get("/studies/{study_id}/curve")
+def study_curve(study_id: StudyId, db: Db) -> Response:
+    """The best time so far, for a study so long that its page does not wait for it."""
+    with db.read() as session:
+        study = studies.show(session, study_id)
+        return page("study_curve.html", curve=curve(session, study_id, study.mode, _ratio(study)))
 
 
 @router.get("/studies/{study_id}/knobs")
@@ -91,6 +101,10 @@ def knobs(study_id: StudyId, db: Db) -> Response:
         read=len(timed),
         fewest=FEWEST_TRIALS,
     )
+
+
+def _ratio(study: StudyView) -> float | None:
+    return ratio_of(study.best.ratio) if study.best else None
 
 
 def _common(trials: list[TrialView]) -> dict[str, Any]:

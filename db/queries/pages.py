@@ -59,30 +59,37 @@ def trials_page(
     reason: text that the reason must hold, in any case
     after, before: number of the last or the first trial of the page next to this one; with `before` rows come backwards
     """
-    query = select(Trial).where(Trial.study_id == study_id)
+    # The numbers first: sorting whole rows, with their configs, takes twice as long.
+    query = select(Trial.number).where(Trial.study_id == study_id)
     if outcome is not None:
         query = query.where(Trial.outcome == outcome)
     if reason is not None:
         query = query.where(Trial.reason.icontains(reason, autoescape=True))
-    backwards = before is not None
     if order == "number":
-        if after is not None:
-            query = query.where(Trial.number > after)
-        if before is not None:
-            query = query.where(Trial.number < before)
-        query = query.order_by(Trial.number.desc() if backwards else Trial.number)
+        query = _by_number(query, after, before)
     else:
         query = _by_time(query, session, study_id, mode, (after, before))
-    return session.scalars(query.limit(limit + 1)).all()
+    numbers = session.scalars(query.limit(limit + 1)).all()
+    rows = session.scalars(select(Trial).where(Trial.study_id == study_id, Trial.number.in_(numbers)))
+    by_number = {row.number: row for row in rows}
+    return [by_number[number] for number in numbers]
+
+
+def _by_number(query: Select[int], after: int | None, before: int | None) -> Select[int]:
+    if after is not None:
+        query = query.where(Trial.number > after)
+    if before is not None:
+        query = query.where(Trial.number < before)
+    return query.order_by(Trial.number if before is None else Trial.number.desc())
 
 
 def _by_time(
-    query: Select[Trial],
+    query: Select[int],
     session: Session,
     study_id: str,
     mode: str,
     between: tuple[int | None, int | None],
-) -> Select[Trial]:
+) -> Select[int]:
     timed, time = _time_of(mode)
     query, (after, before) = query.where(timed), between
     if after is not None:
@@ -149,10 +156,13 @@ def _newest_made_in(made_in: str) -> Select[str]:
     return select(found.c.id).where(found.c.rank == 1)
 
 
-def answered_devices(session: Session) -> Sequence[Row[str, str]]:
-    """Name and architecture of each device that a current result is about, by name. Called by the device menus."""
-    query = select(Result.device_name, Result.arch).where(Result.current.is_(True)).distinct()
-    return session.execute(query.order_by(Result.device_name, Result.arch)).all()
+def answered_devices(session: Session) -> Sequence[Row[str, int]]:
+    """Name of each device that a current result is about, and how many of them are published; by name.
+
+    Called by the device menus.
+    """
+    query = select(Result.device_name, func.count(Result.revision)).where(Result.current.is_(True))
+    return session.execute(query.group_by(Result.device_name).order_by(Result.device_name)).all()
 
 
 def published_environments(session: Session) -> Sequence[str]:

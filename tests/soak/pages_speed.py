@@ -42,6 +42,7 @@ def questions(study: str, trials: int) -> dict[str, str]:
         "fastest first": f"{path}?order=fastest",
         "one outcome": f"{path}?outcome=REJECTED&after={trials // 2}",
         "a reason that is nowhere": f"{path}?reason=nowhere",
+        "curve": f"{path}/curve",
         "knobs": f"{path}/knobs",
     }
 
