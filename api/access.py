@@ -195,5 +195,8 @@ def is_foreign(headers: Headers) -> bool:
 
 def _unauthorized(*, given: bool) -> Response:
     detail = "the bearer token is not known, was revoked or has expired" if given else "a bearer token is needed"
-    hint = "`gemm-tuner token create NAME` beside the service makes one; send it as Authorization: Bearer TOKEN"
+    hint = (
+        "`gemm-tuner token create NAME` beside the service makes one; set GEMM_TUNER_TOKEN to it, or send it as "
+        "Authorization: Bearer TOKEN"
+    )
     return error_response(401, "TokenNeeded", detail, hint, headers={"WWW-Authenticate": "Bearer"})

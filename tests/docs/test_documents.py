@@ -105,7 +105,7 @@ def test_tutorial_runs_as_it_stands(tmp_path: Path) -> None:
     command.chmod(0o755)
     (shell / "python").symlink_to(sys.executable)
     port = free_port()
-    script = "set -e\nset -m\n" + "\n".join(f"echo '== {name}'\n{text}" for name, text in steps.items())
+    script = "set -e\nset -m\n" + "\n".join(f"printf '\\n== {name}\\n'\n{text}" for name, text in steps.items())
     environment = os.environ | {"PATH": f"{shell}:{os.environ['PATH']}", "COLUMNS": "200"}
     environment.pop("GEMM_TUNER_DATABASE_URL", None)
     done = subprocess.Popen(
