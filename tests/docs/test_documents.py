@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import yaml
 
 from docs.generate import REFERENCE, generated
 from tests.cli.conftest import free_port
+from tests.soak.pages_speed import table
 from tuner.cli.errors import UsageError
 from tuner.cli.parser import build_parser
 
@@ -57,6 +59,13 @@ def test_commands_are_understood_by_the_parser(path: Path) -> None:
             build_parser().parse_args(words)
         except UsageError as error:
             pytest.fail(f"{path.name}: gemm-tuner {command}: {error}")
+
+
+def test_times_of_the_pages_are_those_of_the_recorded_run() -> None:
+    """`python -m tests.soak.pages_speed --table results/host/pages.json` prints the table again."""
+    text = (DOCS / "howto" / "pages.md").read_text()
+    between = text.partition("<!-- pages:begin -->\n")[2].partition("<!-- pages:end -->")[0]
+    assert between.strip() == table(json.loads((ROOT / "results" / "host" / "pages.json").read_text()))
 
 
 def test_every_page_is_in_the_contents() -> None:

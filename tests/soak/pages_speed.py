@@ -2,14 +2,15 @@
 
     python -m tests.soak.pages_speed --out results/host/pages.json
 
-The API runs alone on loopback, as users start it. Each page is painted in a fresh browser context: nothing is kept from
-the visit before. Exit status 1 when a limit is passed at the median; `--limits-on min` judges by the quickest visit,
+The API runs alone on loopback, as users start it. Pages are painted in one tab, with the browser's cache turned off.
+Exit status 1 when a limit is passed at the median; `--limits-on min` judges by the quickest visit,
 for a machine that others use meanwhile (the load is recorded).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from db.database import Database
-from tests.api.browsing import Site, browser, visit
+from tests.api.browsing import Site, Visit, browser, visit
 from tests.api.stored import store_all, store_large_study
 from tests.soak.best_latency import cpu_s, machine, serving, spread_ms, timed_ms
 from tests.soak.report import hand_over
@@ -68,21 +69,19 @@ def paint_times(site: Site, rounds: int) -> dict[str, Any]:
     """First contentful paint of each page."""
     found: dict[str, Any] = {}
     with browser() as chrome:
+        tab = visit(chrome, site.url, "light")
+        tab.page.context.new_cdp_session(tab.page).send("Network.setCacheDisabled", {"cacheDisabled": True})
         for name, path in site.paths().items():
-            times_ms = [_painted_ms(chrome, site.url, path) for _ in range(rounds)]
+            times_ms = [_painted_ms(tab, path) for _ in range(rounds)]
             found[name] = {"min_ms": round(min(times_ms), 1), **spread_ms(times_ms)}
             print(name, found[name], file=sys.stderr, flush=True)
     return found
 
 
-def _painted_ms(chrome: Any, url: str, path: str) -> float:
-    tab = visit(chrome, url, "light")
-    try:
-        tab.page.goto(path)
-        tab.page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-        return float(tab.page.evaluate(PAINT))
-    finally:
-        tab.page.context.close()
+def _painted_ms(tab: Visit, path: str) -> float:
+    tab.page.goto(path)
+    tab.page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+    return float(tab.page.evaluate(PAINT))
 
 
 def measured(trials: int, rounds: int) -> dict[str, Any]:
@@ -107,6 +106,17 @@ def measured(trials: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def table(report: dict[str, Any]) -> str:
+    """The times as Markdown."""
+    lines = ["| | median ms | quickest ms | server CPU ms |", "|---|---|---|---|"]
+    for name, one in report["study"].items():
+        what = f"study of {report['trials']:,} trials, {name}"
+        lines.append(f"| {what} | {one['p50_ms']:.0f} | {one['min_ms']:.0f} | {one['server_cpu_ms']:.0f} |")
+    for name, one in report["first_paint"].items():
+        lines.append(f"| first paint, {name} | {one['p50_ms']:.0f} | {one['min_ms']:.0f} | |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when every page keeps its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,7 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limits-on", choices=("p50", "min"), default="p50")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print a report's times as a table, measure nothing")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(table(json.loads(options.table.read_text())))
+        return 0
     report = measured(options.trials, options.rounds)
     which = f"{options.limits_on}_ms"
     kept = {
