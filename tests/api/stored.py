@@ -34,6 +34,11 @@ def recorded_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def few_rows() -> list[dict[str, Any]]:
+    """Some of them, small and large M, with and without an aligned N: storing all takes seconds."""
+    return [row for place, row in enumerate(recorded_rows()) if place < 6 or place % 8 == 0 or row["n"] % 8]
+
+
 def store_row(session: Session, row: Mapping[str, Any], *, device: str | None = None, factor: float = 1.0) -> str:
     """A finished study with its winner, published; gives the result's id.
 
@@ -118,8 +123,8 @@ class Stored:
 
 
 def store_all(database: Database) -> Stored:
-    """Every recorded row on the H200, a few on an invented slower one, and one shape in two revisions."""
-    rows = recorded_rows()
+    """Recorded rows on the H200, a few on an invented slower one, and one shape in two revisions."""
+    rows = few_rows()
     with database.write() as session:
         queries.upsert_device(
             session,
