@@ -107,8 +107,10 @@ def measured(trials: int, rounds: int) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The times as Markdown."""
-    lines = ["| | median ms | quickest ms | server CPU ms |", "|---|---|---|---|"]
+    """The times as Markdown, with how busy the machine was."""
+    machine = report["machine"]
+    busy = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min']} at the end of the run."
+    lines = [busy, "", "| | median ms | quickest ms | server CPU ms |", "|---|---|---|---|"]
     for name, one in report["study"].items():
         what = f"study of {report['trials']:,} trials, {name}"
         lines.append(f"| {what} | {one['p50_ms']:.0f} | {one['min_ms']:.0f} | {one['server_cpu_ms']:.0f} |")
