@@ -144,5 +144,5 @@ def visit(browser: Any, url: str, theme: str) -> Visit:
     context = browser.new_context(
         base_url=url, color_scheme=theme, viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)  # a shared machine may be slow
     return Visit(page=context.new_page(), theme=theme)
