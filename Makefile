@@ -11,9 +11,9 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-verify host demo test test-postgres lint format pytest serve test-gpu verify-full \
-	verify-compile b200 h200 soak-faults soak-kills soak-cost soak-load fuzz-api fuzz-bundle \
-	setup-ray test-ray soak-ray \
+.PHONY: help setup setup-gpu setup-verify setup-ray host demo test test-postgres test-browser test-ray docs docs-generated \
+	pages-speed lint format pytest serve test-gpu verify-full verify-compile b200 h200 soak-faults soak-kills soak-cost \
+	soak-load soak-ray fuzz-api fuzz-bundle \
 	requirements clean
 
 help:  ## list the targets
@@ -42,6 +42,14 @@ $(VENV)/.stamp-ray: requirements/ray.txt $(VENV)/.stamp-dev
 	$(PIP) install --quiet -r requirements/ray.txt
 	@touch $@
 
+$(VENV)/.stamp-browser: requirements/browser.txt $(VENV)/.stamp-dev
+	$(PIP) install --quiet -r requirements/browser.txt
+	@touch $@
+
+$(VENV)/.stamp-docs: requirements/docs.txt $(VENV)/.stamp-dev
+	$(PIP) install --quiet -r requirements/docs.txt
+	@touch $@
+
 setup: $(VENV)/.stamp-dev  ## build .venv: everything but torch and the checker engine
 setup-gpu: $(VENV)/.stamp-gpu  ## add torch, for verifying and measuring on a GPU
 setup-ray: $(VENV)/.stamp-ray  ## add Ray, for tuning on more than one machine
@@ -65,6 +73,23 @@ pytest: setup  ## tests that need no GPU, PostgreSQL or browser
 
 test-postgres: setup  ## the tests of store, API and tuner on a PostgreSQL server that they start
 	$(PYTEST) -m postgres
+
+# The checker of accessibility; MPL-2.0, so it stays out of the repository.
+AXE := build/node_modules/axe-core/axe.min.js
+$(AXE):
+	npm install --silent --no-save --prefix build axe-core@4.14.1
+
+test-browser: $(VENV)/.stamp-browser $(AXE)  ## the pages in Chromium (Debian: chromium; npm: axe-core), screenshots in build/pages
+	$(PYTEST) -m browser tests/api
+
+pages-speed: $(VENV)/.stamp-browser  ## first paint of each page, and the page of a study with 50,000 trials
+	$(BIN)/python -m tests.soak.pages_speed --out results/host/pages.json
+
+docs: $(VENV)/.stamp-docs docs-generated  ## the documentation site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+docs-generated: setup  ## write again what the reference takes from the code
+	$(BIN)/python -m docs.generate
 
 test: lint pytest  ## lint and pytest
 
@@ -123,6 +148,8 @@ requirements: setup  ## pin again from pyproject.toml
 	$(COMPILE) -c requirements/dev.txt --extra server -o requirements/server.txt
 	$(COMPILE) -c requirements/dev.txt --extra server --extra postgres -o requirements/postgres.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner -o requirements/tuner.txt
+	$(COMPILE) -c requirements/dev.txt --extra docs -o requirements/docs.txt
+	$(COMPILE) -c requirements/dev.txt --extra browser -o requirements/browser.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra dev --extra verify -o requirements/verify.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra ray -o requirements/ray.txt

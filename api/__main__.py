@@ -45,8 +45,8 @@ class ApiServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def parse_settings(arguments: Sequence[str] | None = None) -> ApiSettings:
-    """Read the command line. Exits with status 2 for a wrong one."""
+def parser() -> argparse.ArgumentParser:
+    """The command line of `python -m api`."""
     parser = argparse.ArgumentParser(prog="python -m api", description="Serve the tuning service's HTTP API.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="TCP port, 0 for a free one (default: %(default)s)")
@@ -66,7 +66,12 @@ def parse_settings(arguments: Sequence[str] | None = None) -> ApiSettings:
     )
     parser.add_argument("--exports-dir", required=True, type=Path, help="folder of the bundles")
     parser.add_argument("--artifacts-dir", required=True, type=Path, help="folder of the artifact store")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def parse_settings(arguments: Sequence[str] | None = None) -> ApiSettings:
+    """Read the command line. Exits with status 2 for a wrong one."""
+    options = parser().parse_args(arguments)
     per_s = options.requests_per_s
     return ApiSettings(
         host=options.host,

@@ -1,7 +1,9 @@
 """Who may ask, how often, and under which name of this service: checked before anything of a request is read.
 
 On the loopback address anyone on this machine may ask, but only under a loopback name: a web page that lets its own
-name point to 127.0.0.1 is refused. Bound elsewhere, every route but /healthz wants a bearer token.
+name point to 127.0.0.1 is refused. Bound elsewhere, every route but /healthz and the pages' own files wants a bearer
+token; a browser sends it as a cookie, which the page /login sets. What another web site lets a browser send is refused
+where it would change anything.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 
 from api.errors import error_response, unavailable_response
+from api.pages.replies import refusal_page, wants_page
 from db import queries
 from db.errors import DatabaseError
 from db.models import SCOPES
@@ -26,7 +30,11 @@ if TYPE_CHECKING:
     from api.settings import ApiSettings
     from db.database import Database
 
-OPEN_PATHS = frozenset({"/healthz"})  # for load balancers, which hold no token
+OPEN_PATHS = frozenset({"/healthz", "/login"})  # for load balancers, which hold no token, and for who brings one
+OPEN_FOLDER = "/static/"  # style sheet and scripts: the same for everybody
+COOKIE = "gemm_tuner_token"
+READS = ("GET", "HEAD", "OPTIONS")
+QUESTIONS = frozenset({"/v1/best", "/submit/check", "/logout"})  # POST routes that change nothing for others
 TOKEN_KEPT_S = 1.0  # a revoked token works for at most this long
 MAX_TOKENS_KEPT = 1024
 MAX_TOKEN_CHARS = 256
@@ -37,9 +45,9 @@ BURST_S = 2.0  # a client that was quiet may send this many seconds' worth at on
 
 def needed_scope(method: str, path: str) -> str:
     """What a token must allow for this request. Questions are reads whatever their method."""
-    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path == "/v1/best"):
+    if method in READS or (method == "POST" and path in QUESTIONS):
         return "read"
-    return "admin" if path == "/v1/pins" else "submit"
+    return "admin" if path == "/v1/pins" or path.endswith("/pin") else "submit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +111,7 @@ class Rate:
 
 
 class AccessControl:
-    """ASGI middleware. What it refuses has the shape of every error."""
+    """ASGI middleware. What it refuses has the shape of every error; whoever looks at a page gets it as a page."""
 
     def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
         self.app = app
@@ -117,10 +125,13 @@ class AccessControl:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         try:
-            refusal = await self._refusal(scope, Headers(scope=scope))
+            refusal = await self._refusal(scope, headers)
         except DatabaseError as error:
             refusal = unavailable_response(error)
+        if refusal is not None and wants_page(scope["path"], headers):
+            refusal = refusal_page(scope, refusal)
         await (refusal or self.app)(scope, receive, send)
 
     async def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
@@ -131,8 +142,11 @@ class AccessControl:
             detail = f"this service does not go by the name {named!a}"
             hint = "use the address that it listens on, or start it with --allowed-host NAME"
             return error_response(421, "WrongHost", detail, hint)
+        if scope["method"] not in READS and is_foreign(headers):
+            detail = "another web site asked for this change"
+            return error_response(403, "ForeignSite", detail, "open the service's own page and do it there")
         client = scope["client"][0] if scope.get("client") else "unknown"
-        if scope["path"] not in OPEN_PATHS and self._needs_token:
+        if self._needs_token and scope["path"] not in OPEN_PATHS and not scope["path"].startswith(OPEN_FOLDER):
             # Counted by address until the token is known: guessing tokens is limited too.
             holder = await self._holder(scope, headers)
             if holder is None or not holder.name:
@@ -148,8 +162,10 @@ class AccessControl:
     async def _holder(self, scope: Scope, headers: Headers) -> Holder | None:
         """None where the request carries no token."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            token = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
+        if not token or len(token) > MAX_TOKEN_CHARS:
             return None
         return await self._tokens.holder(scope["app"].state.database, token)
 
@@ -169,7 +185,18 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
+def is_foreign(headers: Headers) -> bool:
+    """Whether a browser says that a page of another site sent this request. Other clients say nothing."""
+    if site := headers.get("sec-fetch-site"):
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
+
+
 def _unauthorized(*, given: bool) -> Response:
     detail = "the bearer token is not known, was revoked or has expired" if given else "a bearer token is needed"
-    hint = "`gemm-tuner token create NAME` beside the service makes one; send it as Authorization: Bearer TOKEN"
+    hint = (
+        "`gemm-tuner token create NAME` beside the service makes one; set GEMM_TUNER_TOKEN to it, or send it as "
+        "Authorization: Bearer TOKEN"
+    )
     return error_response(401, "TokenNeeded", detail, hint, headers={"WWW-Authenticate": "Bearer"})

@@ -13,6 +13,7 @@ from api.access import AccessControl
 from api.errors import install_error_handlers
 from api.metrics import RequestMetrics
 from api.middleware import RequestEnvelope
+from api.pages.routers import PAGES
 from api.routes import best, devices, dispatch, exports, health, jobs, pins, regressions, results, studies
 from api.services.kept import Kept
 from db.database import Database
@@ -67,7 +68,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(AccessControl, settings=settings)
     app.add_middleware(RequestEnvelope, metrics=app.state.metrics, max_body_bytes=settings.max_body_bytes)
-    for module in MODULES:
+    for module in MODULES + PAGES:
         app.include_router(module.router)
     app.state.methods_of = _methods_of
     _document_tokens(app)
@@ -76,7 +77,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
 
 def _methods_of(path: str) -> tuple[str, ...]:
     """Every method that is served under a path."""
-    routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute))
+    routes = (route for module in MODULES + PAGES for route in module.router.routes if isinstance(route, APIRoute))
     return tuple(sorted({method for route in routes if route.path_regex.match(path) for method in route.methods or ()}))
 
 

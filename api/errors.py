@@ -216,18 +216,24 @@ def _one_message(error: Mapping[str, Any]) -> str:
     return f"{field_path(location)}: {message}"
 
 
-def validation_response(errors: Sequence[Mapping[str, Any]]) -> Response:
-    """422 that names every wrong field, up to five of them."""
+def validation_messages(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`field: what is wrong` for every wrong field, up to five of them."""
     messages = [_one_message(error) for error in errors[:MAX_FIELDS_NAMED]]
     if len(errors) > MAX_FIELDS_NAMED:
         messages.append(f"and {len(errors) - MAX_FIELDS_NAMED} more")
+    return messages
+
+
+def validation_response(errors: Sequence[Mapping[str, Any]]) -> Response:
+    """422 that names every wrong field, up to five of them."""
+    messages = validation_messages(errors)
     hint = next((_HINTS[error["type"]] for error in errors if error["type"] in _HINTS), "")
     if not hint and any(error["loc"] == ("body",) for error in errors):
         hint = _HINTS["json_invalid"]
     return error_response(422, "RequestError", "; ".join(messages), hint or "see /openapi.json for types and ranges")
 
 
-def _http_error(request: Request, error: HTTPException) -> Response:
+def http_error_response(request: Request, error: HTTPException) -> Response:
     """Errors that the framework raises: no such route, wrong method, unreadable body, body too large."""
     if isinstance(error, BodyTooLarge):
         return too_large_response(error.limit_bytes)
@@ -272,7 +278,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _http_error(request, error)
+        return http_error_response(request, error)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(DatabaseError, database_error)

@@ -66,7 +66,12 @@ class Timeline:
     def lanes(self) -> tuple[str, ...]:
         """Ring slots first, then the MMA, accumulators and writeback."""
         order = ("slot", "MMA", "accumulator", "writeback")
-        return tuple(sorted({span.lane for span in self.spans}, key=lambda lane: (order.index(lane.split()[0]), lane)))
+
+        def place(lane: str) -> tuple[int, int]:
+            name, _, number = lane.partition(" ")
+            return order.index(name), int(number or 0)
+
+        return tuple(sorted({span.lane for span in self.spans}, key=place))
 
     def busy(self, lane: str) -> float:
         """Share of the time from the first to the last span of a lane that is covered."""

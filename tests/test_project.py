@@ -257,3 +257,13 @@ def test_help_of_every_command_can_be_printed() -> None:
     """A stray percent sign in a help text would only show when someone asks for help."""
     parsers: list[argparse.ArgumentParser] = [build_parser(), *commands_of(build_parser()).values()]
     assert all(parser.format_help() for parser in parsers)
+
+
+def test_wheel_takes_along_every_file_of_the_pages() -> None:
+    """Templates, style sheet and scripts are matched by the patterns of package-data."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["api"]
+    matched = {path for pattern in patterns for path in (ROOT / "api").glob(pattern)}
+    pages = ROOT / "api" / "pages"
+    files = {path for folder in (pages / "templates", pages / "static") for path in folder.rglob("*") if path.is_file()}
+    assert len(files) > 20
+    assert files <= matched

@@ -65,7 +65,7 @@ def test_unexpected_fault_is_500_without_a_traceback(
 @pytest.mark.parametrize(
     ("method", "path", "status", "error"),
     [
-        ("GET", "/", 404, "NotFound"),
+        ("GET", "/nowhere", 404, "NotFound"),
         ("GET", "/v1/nothing", 404, "NotFound"),
         ("GET", "/v1/jobs/", 404, "NotFound"),
         ("GET", "/docs", 404, "NotFound"),

@@ -40,6 +40,12 @@ def test_spans_of_one_lane_follow_one_another(name: str) -> None:
     assert len([lane for lane in line.lanes if lane.startswith("slot")]) == preset(name).pipe_depth
 
 
+def test_lanes_are_in_the_order_of_their_numbers() -> None:
+    """Slot 10 comes after slot 9, not after slot 1."""
+    lanes = timeline(SQUARE, Sm90GemmConfig(pipe_depth=12, num_consumers=1, blk_n=64), profile_named("h200")).lanes
+    assert lanes == (*(f"slot {number}" for number in range(12)), "MMA", "accumulator 0", "writeback")
+
+
 def test_a_second_accumulator_slot_keeps_the_tensor_core_busy_across_tiles() -> None:
     """With one slot the next tile waits for the epilogue, with two it starts at once."""
     gaps = []

@@ -13,10 +13,12 @@ from kernels.devices import DeviceProfile, default_profile, profile_named
 from kernels.errors import CompileError, ConfigError
 from kernels.problem import GemmProblem
 from kernels.resources import Resources
+from pictures.pipeline import timeline_picture
+from search_space.explaining import describe
 from search_space.starting import PRESETS, preset
 from tuner.cli.errors import UsageError
 from tuner.cli.output import Output, warn
-from tuner.explaining import compiled_facts, describe, instruction_facts, timeline_picture
+from tuner.explaining import compiled_facts, instruction_facts
 
 if TYPE_CHECKING:
     import argparse
@@ -58,19 +60,11 @@ def explain(args: argparse.Namespace, settings: Settings) -> int:
     output.document(document)
     _print(output, document, problem, profile)
     if args.svg and legal:
-        _draw(Path(args.svg), problem, config, profile, output)
+        output.picture(timeline_picture(problem, config, profile), args.svg)
     if not legal:
         warn(f"gemm-tuner: cannot run: {document['violation']}")
         return UsageError.exit_status
     return 1 if failed else 0
-
-
-def _draw(path: Path, problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, output: Output) -> None:
-    try:
-        timeline_picture(problem, config, profile).write(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    output.text(f"picture: {path}")
 
 
 # ---------------------------------------------------------------------- what is asked about

@@ -36,13 +36,9 @@ def ladder(args: argparse.Namespace, settings: Settings) -> int:
     output.document(content)
     _print(output, content)
     if args.svg:
-        from tuner.ladder import picture
+        from pictures.ladder import picture
 
-        try:
-            picture(content).write(Path(args.svg))
-        except OSError as error:
-            raise UsageError(f"cannot write {args.svg}: {error.strerror}") from error
-        output.text(f"picture: {args.svg}")
+        output.picture(picture(content), args.svg)
     wanted = ("MEASURED",) if content["measured"] else (None,)
     return 0 if all(row["outcome"] in wanted for row in content["rows"] if "outcome" in row) else 1
 

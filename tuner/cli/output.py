@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tuner.cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from pictures.svg import Picture
 
 UNLIMITED = 10_000  # columns
 
@@ -48,6 +53,14 @@ class Output:
         for row in cells:
             table.add_row(*row)
         console.print(table)
+
+    def picture(self, picture: Picture, file: str) -> None:
+        """Write a picture to a file and say where. Raises UsageError for a file that cannot be written."""
+        try:
+            picture.write(Path(file))
+        except OSError as error:
+            raise UsageError(f"cannot write {file}: {error.strerror}") from error
+        self.text(f"picture: {file}")
 
 
 def warn(line: str) -> None:

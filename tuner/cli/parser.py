@@ -324,6 +324,7 @@ def _database_commands(commands: Any) -> None:
     _url(record)
     table = _command(actions, "table", "recorded", "table", "print such a file as a Markdown table")
     table.add_argument("file", metavar="FILE")
+    table.add_argument("--svg", metavar="FILE", help="draw the ratios to the vendor library by class of shape")
 
 
 def _port(text: str) -> int:

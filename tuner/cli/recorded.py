@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pictures import ratios
 from tuner import recorded
 from tuner.cli.errors import UsageError, WorkFailed
 from tuner.cli.output import Output
@@ -52,7 +53,7 @@ def record(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def table(args: argparse.Namespace, settings: Settings) -> None:
-    """Print a file of recorded measurements as a Markdown table."""
+    """Print a file of recorded measurements as a Markdown table, and draw its ratios. Raises UsageError."""
     del settings
     try:
         content = recorded.read(Path(args.file))
@@ -61,6 +62,10 @@ def table(args: argparse.Namespace, settings: Settings) -> None:
     output = Output(as_json=args.json)
     output.document(content)
     output.text(recorded.table(content))
+    if args.svg:
+        if not content["rows"]:
+            raise UsageError(f"{args.file} has no rows to draw")
+        output.picture(ratios.picture(content), args.svg)
 
 
 def newest_published(client: Client, device: str | None) -> list[dict[str, Any]]:
