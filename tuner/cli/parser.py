@@ -42,6 +42,7 @@ def build_parser() -> Parser:
     _answer_commands(commands)
     _reproduce_command(commands)
     _explain_commands(commands)
+    _search_commands(commands)
     _database_commands(commands)
     return parser
 
@@ -261,6 +262,24 @@ def _explain_commands(commands: Any) -> None:
     ladder.add_argument("--from", dest="recorded", metavar="FILE", help="print a recorded ladder instead")
     ladder.add_argument("--svg", metavar="FILE", help="draw the times")
     _target(ladder)
+
+
+def _search_commands(commands: Any) -> None:
+    text = "every config of a bounded space, timed"
+    landscape = commands.add_parser("landscape", help=text, description=text, allow_abbrev=False)
+    actions = landscape.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    record = _command(actions, "record", "landscape", "record", "time every config of a bounded space on a GPU")
+    record.add_argument("shapes", nargs="+", metavar="MxNxK[:DTYPE]", help="problems, recorded in this order")
+    record.add_argument("--winners", metavar="FILE", help="recorded measurements whose configs the space must hold")
+    record.add_argument("--wall-s", type=float, default=540.0, metavar="SECONDS", help="begin nothing after (540)")
+    _landscapes(record)
+    _landscapes(_command(actions, "list", "landscape", "listing", "say what was recorded"))
+
+
+def _landscapes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dir", default="results/landscapes", metavar="DIR", help="folder of landscapes (default results/landscapes)"
+    )
 
 
 def _database_commands(commands: Any) -> None:
