@@ -274,6 +274,25 @@ def _search_commands(commands: Any) -> None:
     record.add_argument("--wall-s", type=float, default=540.0, metavar="SECONDS", help="begin nothing after (540)")
     _landscapes(record)
     _landscapes(_command(actions, "list", "landscape", "listing", "say what was recorded"))
+    replay = _command(commands, "replay", "replay", "replay", "run samplers against recorded landscapes, without a GPU")
+    replay.add_argument(
+        "--strategy",
+        nargs="+",
+        default=["random", "tpe", "tpe+starts", "learned", "learned+starts"],
+        metavar="NAME",
+        help="SAMPLER or SAMPLER+SOURCE+..., such as tpe+model; sources: presets, measured, neighbours, heuristics, "
+        "model, or starts for all",
+    )
+    replay.add_argument("--seeds", type=_positive, default=50, metavar="N", help="runs of each (50)")
+    replay.add_argument("--trials", type=_positive, default=48, metavar="N", help="candidates of each run (48)")
+    replay.add_argument("--in-flight", type=_positive, default=8, metavar="N", help="trials in flight (8)")
+    replay.add_argument("--compile-processes", type=_positive, default=16, metavar="N", help="simulated ones (16)")
+    replay.add_argument("--processes", type=_positive, metavar="N", help="of this machine (default: the CPU cores)")
+    replay.add_argument("--winners", metavar="FILE", help="recorded measurements of other problems, as neighbours")
+    replay.add_argument("--winners-device", default="NVIDIA H200", metavar="NAME", help="their device (NVIDIA H200)")
+    replay.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")
+    replay.add_argument("--plots", metavar="DIR", help="write pictures (SVG)")
+    _landscapes(replay)
 
 
 def _landscapes(parser: argparse.ArgumentParser) -> None:
