@@ -1,7 +1,8 @@
 """Replaying a search against a landscape: any sampler, any starting configs, many seeds, no GPU.
 
 The very sampler of the product is asked, under its same-seed rule: trial n sees the trials up to n - D. A config of the
-landscape answers with its recorded time; one that failed there fails here. What a study would have taken is reckoned
+landscape answers with its recorded time, off by as much as its rounds allow; one that failed there fails here. How good
+a config is, is judged by the recorded time. What a study would have taken is reckoned
 beside it: compiles on so many processes, one candidate after another on the GPU, those that cannot reach the best so
 far stopped early.
 
@@ -13,6 +14,7 @@ have found by then, which is known exactly.
 from __future__ import annotations
 
 import heapq
+import random
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
@@ -152,6 +154,14 @@ class Arena:
             found[config if config in self._rows else nearest] = None
         return tuple(found)
 
+    def measured_us(self, config: GemmConfig, rng: random.Random) -> float | None:
+        """What a study would read: the recorded time, off by as much as the median of its rounds may be off."""
+        time_us = self.times_us.get(config)
+        samples = self._rows[config].samples_us
+        if time_us is None or not samples:  # one with the same source as another has no samples of its own
+            return time_us
+        return time_us * median(rng.choices(samples, k=len(samples))) / median(samples)
+
     def compile_s(self, config: GemmConfig) -> float:
         """Seconds that its compile took."""
         return self._rows[config].compile_s
@@ -175,7 +185,7 @@ def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions
             break
         time_us = arena.times_us.get(config)
         done_s = clock.run(number, config, time_us, best_us[-1] if best_us else None)
-        sampler.tell(number, config, time_us)
+        sampler.tell(number, config, arena.measured_us(config, random.Random(f"{seed}:{number}")))
         if time_us is not None:
             best_us.append(min(time_us, best_us[-1]) if best_us else time_us)
             wall_s.append(done_s)

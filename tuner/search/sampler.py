@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import warnings
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import InMemoryStorage
@@ -22,6 +23,8 @@ from tuner.search.samplers import KINDS, LEARNED, MODEL_FREE, OPTUNA, Candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from optuna.samplers import BaseSampler
 
     from kernels.config import GemmConfig
     from tuner.search.cost_model import CostModel
@@ -158,6 +161,8 @@ class ConfigSampler:
         if self._kind == "random" or (self._kind in OPTUNA and (self._timed < STARTUP_TRIALS or lost)):
             return random.Random(seed).choice(self._space.configs)
         sampler = self._learned(seed) if self._kind == LEARNED else optuna_sampler(self._kind, seed)
+        if self._kind == "gp":  # writes to the trial that it is asked for, so it needs one: in a copy of the study
+            return self._knobs.config({**self._knobs.only_values, **self._asked_in_a_copy(sampler)})
         # Through the sampler's public interface: `Study.ask` would leave a running trial behind for every suggestion.
         # A study object keeps the list of trials it saw first; `Study.ask` would renew it, a fresh object does too.
         study = optuna.load_study(study_name=_STUDY, storage=self._storage, sampler=sampler)
@@ -167,6 +172,14 @@ class ConfigSampler:
         if isinstance(sampler, LearnedSampler):
             self.gain = sampler.gain
         return self._knobs.config({**self._knobs.only_values, **params})
+
+    def _asked_in_a_copy(self, sampler: BaseSampler) -> dict[str, Any]:
+        copy = _quiet_study()[1]
+        copy.sampler = sampler
+        copy.add_trials(self._study.get_trials(deepcopy=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the sampler is experimental, and says so each time
+            return copy.ask(self._knobs.open_distributions).params
 
     def _learned(self, seed: int) -> LearnedSampler:
         """Ours, with what of it stays the same all through the study."""

@@ -5,6 +5,7 @@ They are asked through `sample_relative`, which every Optuna sampler has, so tha
 
 from __future__ import annotations
 
+import warnings
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,9 @@ def optuna_sampler(kind: str, seed: int) -> BaseSampler:
         # constant_liar looks at running trials, which the same-seed rule forbids
         return TPESampler(seed=seed, n_startup_trials=0, multivariate=True, constant_liar=False)
     if kind == "gp":
-        return GPSampler(seed=seed, n_startup_trials=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls it experimental
+            return GPSampler(seed=seed, n_startup_trials=0)
     return CmaSampler(seed)
 
 
