@@ -125,6 +125,7 @@ MEASURED: tuple[MeasuredConfig, ...] = (
     _won(128, 128, 64, depth=6, rows=HUNDREDS, where="512x4096x14336 bf16 0.99"),
     _won(128, 112, 64, depth=7, rows=FEWER, where="256x7168x4096 bf16 0.99"),
     _won(128, 80, 64, depth=8, rows=FEWER, where="256x5120x6400 bf16 1.02"),
+    _won(64, 128, 64, consumers=2, depth=6, rows=FEWER, where="128x32768x512 bf16"),
     _won(64, 96, 64, depth=10, rows=FEWER, where="256x3072x4096 bf16 1.09"),
     _won(64, 64, 64, depth=12, rows=FEWER, where="128x4096x14336 fp16 1.10, 128x4096x9216 fp16 1.20 (depth 13)"),
     _won(64, 16, 64, depth=16, rows=FEWER, where="256x128x2880 bf16 1.12"),
@@ -144,8 +145,10 @@ MEASURED: tuple[MeasuredConfig, ...] = (
 # In this order; what a study uses unless it is told otherwise.
 SOURCES = ("presets", "measured", "neighbours", "heuristics", "model")
 NEIGHBOUR_CONFIGS = 4  # at most
-# A neighbour's config that the model expects to take so much longer than its own best pick is not worth a trial.
-WORST_NEIGHBOUR = 1.3
+HEURISTIC_CONFIGS = 4  # at most
+# What was good for other problems is not worth a trial where the model expects it to take so much longer than its own
+# best pick: among the configs of a class of shapes some took three times as long as the best (128x129280x7168, H200).
+WORST_START = 1.3
 OTHER_DEVICE = 2.0  # distance, as four times as many rows
 OTHER_DTYPE = 0.5
 
@@ -188,18 +191,25 @@ def starting_configs(
     if unknown := sorted(set(sources) - set(SOURCES)):
         raise ValueError(f"unknown starting source {unknown[0]!r}: use some of {', '.join(SOURCES)}")
     chosen: dict[str, GemmConfig] = {}
+    picks = model_picks(problem, profile, STARTING_CONFIGS)
+    limit_us = WORST_START * min((predict(problem, pick, profile).time_us for pick in picks), default=inf)
+
+    def add(configs: Iterable[GemmConfig], most: int) -> None:
+        worth = _worth_asking(problem, configs, profile)
+        good = {key: one for key, one in worth.items() if predict(problem, one, profile).time_us <= limit_us}
+        chosen.update(list(good.items())[:most])
+
     if "presets" in sources:
         known = [config for config in PRESETS.values() if config.arch.name == profile.arch.name]
         chosen |= _worth_asking(problem, known, profile)
     if "measured" in sources:
-        found = _worth_asking(problem, _measured(problem, profile, blind=blind), profile)
-        chosen |= dict(list(found.items())[:MEASURED_CONFIGS])
+        add(_measured(problem, profile, blind=blind), MEASURED_CONFIGS)
     if "neighbours" in sources:
-        chosen |= {config.key: config for config in neighbour_configs(problem, profile, tuned)}
+        add(neighbour_configs(problem, profile, tuned), NEIGHBOUR_CONFIGS)
     if "heuristics" in sources:
-        chosen |= _worth_asking(problem, heuristic_configs(problem, profile), profile)
+        add(heuristic_configs(problem, profile), HEURISTIC_CONFIGS)
     if "model" in sources:
-        for config in model_picks(problem, profile, STARTING_CONFIGS):
+        for config in picks:
             if len(chosen) >= STARTING_CONFIGS:
                 break
             chosen.setdefault(config.key, config)
@@ -222,17 +232,9 @@ def neighbour_configs(
     """Winners of the nearest problems, translated to be legal here, the nearest first; at most `count`."""
     others = [one for one in tuned if one.problem != problem and one.config.arch.name == profile.arch.name]
     nearest = sorted(others, key=lambda one: (one.distance(problem, profile.name), one.problem.key, one.config.key))
-    limit_us = WORST_NEIGHBOUR * min(
-        (predict(problem, pick, profile).time_us for pick in model_picks(problem, profile, 1)), default=inf
-    )
-    found: dict[str, GemmConfig] = {}
-    for one in nearest[: 2 * count]:
-        config = translated(one.config, problem, profile)
-        if config is not None and predict(problem, config, profile).time_us <= limit_us:
-            found.setdefault(config.key, config)
-        if len(found) == count:
-            break
-    return tuple(found.values())
+    moved = (translated(one.config, problem, profile) for one in nearest[: 2 * count])
+    found = {config.key: config for config in moved if config is not None}
+    return tuple(found.values())[:count]
 
 
 def model_picks(problem: GemmProblem, profile: DeviceProfile, count: int) -> tuple[GemmConfig, ...]:

@@ -42,6 +42,7 @@ class Plan:
     seeds: 0, 1, ... one less than this
     options: of each simulated study
     tuned: winners that were published for other problems, beside those of the other landscapes
+    train: folder of more landscapes that are learned from and not replayed, such as trials of studies
     """
 
     folder: Path
@@ -49,11 +50,12 @@ class Plan:
     seeds: int
     options: ReplayOptions
     tuned: tuple[Tuned, ...] = ()
+    train: Path | None = None
 
 
 def replay(plan: Plan, *, processes: int, say: Callable[[str], None]) -> Json:
     """Run every strategy with every seed on every landscape, and sum up. Raises LandscapeError and ReplayError."""
-    names = [one.name for one in _landscapes(plan.folder)]
+    names = [one.name for one in complete(plan.folder)]
     jobs = list(product(names, plan.strategies))
     courses: dict[tuple[str, str], list[Course]] = {}
     # One thread each: the processes share the cores among themselves.
@@ -68,7 +70,18 @@ def replay(plan: Plan, *, processes: int, say: Callable[[str], None]) -> Json:
             for name, strategy, run in runs:
                 courses[name, strategy.name] = run.result()
                 say(f"{len(courses)} of {len(jobs)}: {strategy.name} on {name}")
-    return summary(plan, _landscapes(plan.folder), courses)
+    return summary(plan, complete(plan.folder), courses)
+
+
+def complete(folder: Path) -> list[Landscape]:
+    """The landscapes of a folder whose every config was tried: of the others nobody knows the optimum.
+
+    Raises LandscapeError where there is none.
+    """
+    found = [one for one in _landscapes(folder) if not one.missing]
+    if not found:
+        raise landscape.LandscapeError(f"no landscape in {folder} is complete: go on with `landscape record`")
+    return found
 
 
 def _run(plan: Plan, name: str, strategy: Strategy) -> list[Course]:
@@ -97,15 +110,16 @@ def samples_of(one: Landscape) -> Iterable[Sample]:
 def _arena(plan: Plan, name: str) -> Arena:
     """A landscape with what was learned from all others: nothing of its own shape, in whatever dtype."""
     (own,) = (one for one in _landscapes(plan.folder) if one.name == name)
-    others = [one for one in _landscapes(plan.folder) if one.problem.shape != own.problem.shape]
+    folders = [plan.folder, *([plan.train] if plan.train else [])]
+    known = [pair for folder in folders for pair in _samples(folder) if pair[0].problem.shape != own.problem.shape]
+    others = [one for one, _ in known if one.times_us]
     tuned = {one.problem: one for one in plan.tuned if one.problem.shape != own.problem.shape}
-    for other in others:
+    for other in reversed(others):
         best = min(other.times_us, key=lambda index: other.times_us[index])
         tuned[other.problem] = Tuned(problem=other.problem, config=other.configs[best], device=other.profile.name)
     model = None
     if any(strategy.sampler == "learned" for strategy in plan.strategies):
-        known = [samples for one, samples in _samples(plan.folder) if one in others]
-        model = CostModel.train([sample for samples in known for sample in samples])
+        model = CostModel.train([sample for _, samples in known for sample in samples])
     return Arena(own, tuned=tuned.values(), model=model)
 
 

@@ -288,6 +288,7 @@ def _search_commands(commands: Any) -> None:
     replay.add_argument("--in-flight", type=_positive, default=8, metavar="N", help="trials in flight (8)")
     replay.add_argument("--compile-processes", type=_positive, default=16, metavar="N", help="simulated ones (16)")
     replay.add_argument("--processes", type=_positive, metavar="N", help="of this machine (default: the CPU cores)")
+    replay.add_argument("--train", metavar="DIR", help="more landscapes to learn from, not replayed")
     replay.add_argument("--winners", metavar="FILE", help="recorded measurements of other problems, as neighbours")
     replay.add_argument("--winners-device", default="NVIDIA H200", metavar="NAME", help="their device (NVIDIA H200)")
     replay.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")

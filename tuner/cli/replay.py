@@ -61,6 +61,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         folder=Path(args.dir),
         strategies=tuple(Strategy.parse(text) for text in args.strategy),
         seeds=args.seeds,
+        train=Path(args.train) if args.train else None,
         options=options,
         tuned=tuple(
             Tuned(problem=problem, config=config, device=args.winners_device)
