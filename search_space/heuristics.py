@@ -6,6 +6,7 @@ rasterisation are knobs of ours. Kernels that differ only in what has no knob he
 
 from __future__ import annotations
 
+import atexit
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ def _library() -> Any:
 
 @cache
 def _interface(library: Any, gpu: str) -> Any:
+    # Its destructor needs modules that are gone when the interpreter ends.
+    atexit.register(_interface.cache_clear)
     return library.NvMatmulHeuristicsInterfaceEx(
         backend=library.NvMatmulHeuristicsTarget.CUTLASS3,
         flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
@@ -68,9 +71,7 @@ def _ask(library: Any, gpu: str, problem: GemmProblem, count: int) -> list[Any]:
     interface = _interface(library, gpu)
     layout = library.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR  # A (M, K), B (N, K)
     shape = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
-    return [
-        found["kernel"] for found in interface.get(shape, count, precision=PRECISIONS[Dtype(problem.dtype)])
-    ]
+    return [found["kernel"] for found in interface.get(shape, count, precision=PRECISIONS[Dtype(problem.dtype)])]
 
 
 def _in_our_knobs(kernel: Any) -> GemmConfig | None:

@@ -105,9 +105,7 @@ class Course:
 class Arena:
     """A landscape made ready for many replays."""
 
-    def __init__(
-        self, landscape: Landscape, *, tuned: Iterable[Tuned] = (), model: CostModel | None = None
-    ) -> None:
+    def __init__(self, landscape: Landscape, *, tuned: Iterable[Tuned] = (), model: CostModel | None = None) -> None:
         """`tuned` are winners of other problems, `model` what was learned from others: neither may know this one.
 
         Raises ReplayError for a landscape with fewer than two times.
@@ -138,7 +136,7 @@ class Arena:
         return full_s, median(stopped) if stopped else full_s
 
     def starts(self, sources: tuple[str, ...]) -> tuple[GemmConfig, ...]:
-        """Starting configs, each as the config of the landscape that is nearest to it. Nothing measured here is used."""
+        """Starting configs, each as the nearest config of the landscape; nothing measured on its shape is used."""
         if sources not in self._starts:
             landscape = self.landscape
             wanted = starting_configs(
@@ -169,19 +167,18 @@ class Arena:
 
 def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions) -> Course:
     """One study of a strategy on a landscape."""
-    sampler = ConfigSampler(
-        strategy.sampler, arena.space, seed=seed, in_flight=options.in_flight, model=arena.model
-    )
+    sampler = ConfigSampler(strategy.sampler, arena.space, seed=seed, in_flight=options.in_flight, model=arena.model)
     starting = arena.starts(strategy.sources) if strategy.sources else ()
-    for config in starting:
-        sampler.claim(config)
+    for start in starting:
+        sampler.claim(start)
     clock = _Clock(arena, options)
     best_us: list[float] = []
     wall_s: list[float] = []
     number = 0
+    config: GemmConfig | None
     while len(best_us) < options.trials and number < NUMBERS_PER_TRIAL * options.trials:
         config = starting[number] if number < len(starting) else sampler.ask(number)
-        if config is None:
+        if config is None:  # every config was asked
             break
         time_us = arena.times_us.get(config)
         done_s = clock.run(number, config, time_us, best_us[-1] if best_us else None)

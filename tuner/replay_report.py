@@ -6,9 +6,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tuner.search.cost_model import CostModel, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from tuner.landscape import Landscape
 
@@ -126,9 +126,7 @@ def _arena(plan: Plan, name: str) -> Arena:
 # ---------------------------------------------------------------------- summing up
 
 
-def summary(
-    plan: Plan, landscapes: Sequence[Landscape], courses: Mapping[tuple[str, str], Sequence[Course]]
-) -> Json:
+def summary(plan: Plan, landscapes: Sequence[Landscape], courses: Mapping[tuple[str, str], Sequence[Course]]) -> Json:
     """The document: what each strategy reached, on each landscape and on all."""
     trials = plan.options.trials
     budgets = [budget for budget in BUDGETS if budget <= trials] or [trials]
@@ -185,7 +183,9 @@ def _strategy(
         "sources": list(strategy.sources),
         "at": {str(budget): _at(shares, budget) for budget in budgets},
         "score": _interval(scores, lambda values: float(np.mean(values))),
-        "wall_s": {str(budget): float(np.median([wall[:, budget - 1] for wall in walls.values()])) for budget in budgets},
+        "wall_s": {
+            str(budget): float(np.median([wall[:, budget - 1] for wall in walls.values()])) for budget in budgets
+        },
         "median_share": np.median(everywhere, axis=0).round(5).tolist(),
         "worst_decile_share": np.quantile(everywhere, 0.1, axis=0).round(5).tolist(),
         "median_wall_s": np.median(np.concatenate(list(walls.values())), axis=0).round(2).tolist(),
@@ -274,10 +274,14 @@ LOWEST_SHARE = 0.6
 def _curves(content: Json, what: str, *, by_wall: bool) -> Picture:
     synthetic = any(one["synthetic"] for one in content["landscapes"])
     note = ", made-up landscapes" if synthetic else ""
-    title = f"Median share of the optimum {what}: {len(content['landscapes'])} landscapes, {content['seeds']} seeds{note}"
+    title = (
+        f"Median share of the optimum {what}: {len(content['landscapes'])} landscapes, {content['seeds']} seeds{note}"
+    )
     picture = Picture(width=LEFT + WIDTH + LEGEND, height=TOP + HEIGHT + 50, title=title)
     picture.text(LEFT, 22, title, size=13)
-    lines = [(one["name"], one["median_wall_s"] if by_wall else None, one["median_share"]) for one in content["strategies"]]
+    lines = [
+        (one["name"], one["median_wall_s"] if by_wall else None, one["median_share"]) for one in content["strategies"]
+    ]
     if not by_wall:
         lines.append(("random, expected mean", None, content["random"]["mean_share"]))
     ends = [xs[-1] if xs else len(ys) for _, xs, ys in lines]
@@ -285,8 +289,8 @@ def _curves(content: Json, what: str, *, by_wall: bool) -> Picture:
     _frame(picture, scale)
     for number, (name, xs, ys) in enumerate(lines):
         colour = COLOURS[number % len(COLOURS)]
-        xs = xs or range(1, len(ys) + 1)
-        _step_line(picture, [(scale.at(x), _height(y)) for x, y in zip(xs, ys, strict=True)], colour)
+        places = xs or range(1, len(ys) + 1)
+        _step_line(picture, [(scale.at(x), _height(y)) for x, y in zip(places, ys, strict=True)], colour)
         y = TOP + 14 + 18 * number
         picture.line(LEFT + WIDTH + 14, y - 4, LEFT + WIDTH + 34, y - 4, colour)
         picture.text(LEFT + WIDTH + 40, y, name)
@@ -311,7 +315,7 @@ def _frame(picture: Picture, scale: LogScale) -> None:
 
 
 def _step_line(picture: Picture, points: Sequence[tuple[float, float]], colour: str) -> None:
-    for (x1, y1), (x2, y2) in zip(points, points[1:], strict=False):
+    for (x1, y1), (x2, y2) in pairwise(points):
         picture.line(x1, y1, x2, y1, colour)
         picture.line(x2, y1, x2, y2, colour)
 

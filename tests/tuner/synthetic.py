@@ -32,9 +32,7 @@ H200 = profile_named("h200")
 
 def times_of(problem: GemmProblem, configs: tuple[GemmConfig, ...], seed: int) -> list[float]:
     """Made-up times in us."""
-    return [
-        predict(problem, config, H200).time_us * exp(_bend(problem, config, seed)) for config in configs
-    ]
+    return [predict(problem, config, H200).time_us * exp(_bend(problem, config, seed)) for config in configs]
 
 
 def _bend(problem: GemmProblem, config: GemmConfig, seed: int) -> float:
@@ -52,9 +50,7 @@ def write(folder: Path, shape: str, *, seed: int = 0, size: int = 120) -> Path:
     name, _, dtype = shape.partition(":")
     problem = GemmProblem.parse(name, dtype=dtype or "bf16")
     space = bounded_space(problem, H200, size=size)
-    first = landscape.header(
-        problem, H200, MeasureProtocol(), space, seed=seed, synthetic=TEXT.format(seed=seed)
-    )
+    first = landscape.header(problem, H200, MeasureProtocol(), space, seed=seed, synthetic=TEXT.format(seed=seed))
     times = times_of(problem, space.configs, seed)
     best_us = min(times)
     lines = [first, *(_row(index, time_us, best_us).to_dict() for index, time_us in enumerate(times))]

@@ -163,7 +163,9 @@ def test_shuffled_yields_every_config_once_without_listing_them() -> None:
 
 def test_unknown_sampler_is_refused_with_those_there_are() -> None:
     """The message lists them."""
-    with pytest.raises(SamplerError, match="unknown sampler 'magic': use one of tpe, gp, cmaes, learned, random, brute"):
+    with pytest.raises(
+        SamplerError, match="unknown sampler 'magic': use one of tpe, gp, cmaes, learned, random, brute"
+    ):
         made("magic")
 
 

@@ -53,9 +53,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     from tuner.replay import ReplayOptions, Strategy
     from tuner.replay_report import Plan
 
-    options = ReplayOptions(
-        trials=args.trials, in_flight=args.in_flight, compile_processes=args.compile_processes
-    )
+    options = ReplayOptions(trials=args.trials, in_flight=args.in_flight, compile_processes=args.compile_processes)
     winners = published_winners(Path(args.winners)) if args.winners else {}
     return Plan(
         folder=Path(args.dir),

@@ -144,9 +144,7 @@ def _weights(log_times: Vector, of_group: NDArray[np.int64]) -> Vector:
     return np.asarray(weights * len(weights) / weights.sum())
 
 
-def _member(
-    inputs: Vector, outputs: Vector, of_group: NDArray[np.int64], weights: Vector, seed: int
-) -> str:
+def _member(inputs: Vector, outputs: Vector, of_group: NDArray[np.int64], weights: Vector, seed: int) -> str:
     """Grown without a quarter of the problems, so that members disagree where a problem is unlike the others."""
     import lightgbm
 

@@ -18,11 +18,12 @@ import optuna
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from search_space.starting import PRESETS
 from tuner.search.knobs import KnobSpace
 from tuner.search.samplers import KINDS, LEARNED, MODEL_FREE, OPTUNA, Candidates, LearnedSampler, optuna_sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from optuna.samplers import BaseSampler
 
@@ -48,14 +49,36 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
+def tried_first(kind: str, starting: Sequence[GemmConfig]) -> Sequence[GemmConfig]:
+    """Those of the starting configs that are asked before the sampler is.
+
+    Ours weighs them itself, beside everything else that it knows: where a list of 14 came first, half of 16 trials went
+    to configs that it expected to be slow. Only where nothing of the kind was ever measured do the presets come first.
+    """
+    if kind != LEARNED:
+        return starting
+    presets = frozenset(PRESETS.values())
+    return [config for config in starting if config in presets and config.arch.name != "sm_90a"]
+
+
 class ConfigSampler:
     """Asks for configs by number and is told times by number, in any order. Not thread-safe: the loop owns it."""
 
     def __init__(
-        self, kind: str, space: SearchedSpace, *, seed: int, in_flight: int, model: CostModel | None = None
+        self,
+        kind: str,
+        space: SearchedSpace,
+        *,
+        seed: int,
+        in_flight: int,
+        model: CostModel | None = None,
+        also: Sequence[GemmConfig] = (),
     ) -> None:
-        """`in_flight` is D of the module's rule, `model` what the sampler "learned" begins with: the same for a study
-        that goes on after a stop. Raises SamplerError for an unknown kind.
+        """`in_flight` is D of the module's rule.
+
+        model, also: what the sampler "learned" begins with, the same for a study that goes on after a stop: a model of
+            other problems' times, and configs that are known to be good
+        Raises SamplerError for an unknown kind.
         """
         if kind not in SAMPLERS:
             raise SamplerError(f"unknown sampler {kind!r}: use one of {', '.join(SAMPLERS)}")
@@ -72,7 +95,7 @@ class ConfigSampler:
         self._waiting: dict[int, tuple[GemmConfig, float | None]] = {}
         self._asked: dict[GemmConfig, None] = {}  # a dict keeps their order: sums must not depend on that of a set
         self._heard: set[GemmConfig] = set()
-        self._model = model
+        self._model, self._also = model, also
         self._candidates: Candidates | None = None
         self.gain: float | None = None
 
@@ -160,7 +183,7 @@ class ConfigSampler:
         lost = self._without_time >= MAX_WITHOUT_TIME
         if self._kind == "random" or (self._kind in OPTUNA and (self._timed < STARTUP_TRIALS or lost)):
             return random.Random(seed).choice(self._space.configs)
-        sampler = self._learned(seed) if self._kind == LEARNED else optuna_sampler(self._kind, seed)
+        sampler = self._learned() if self._kind == LEARNED else optuna_sampler(self._kind, seed)
         if self._kind == "gp":  # writes to the trial that it is asked for, so it needs one: in a copy of the study
             return self._knobs.config({**self._knobs.only_values, **self._asked_in_a_copy(sampler)})
         # Through the sampler's public interface: `Study.ask` would leave a running trial behind for every suggestion.
@@ -179,16 +202,17 @@ class ConfigSampler:
         copy.add_trials(self._study.get_trials(deepcopy=False))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the sampler is experimental, and says so each time
-            return copy.ask(self._knobs.open_distributions).params
+            params: dict[str, Any] = copy.ask(self._knobs.open_distributions).params
+        return params
 
-    def _learned(self, seed: int) -> LearnedSampler:
+    def _learned(self) -> LearnedSampler:
         """Ours, with what of it stays the same all through the study."""
         if self._candidates is None:
-            self._candidates = Candidates(self._space, self._model, random.Random(seed_of(self._seed, "pool")))
+            self._candidates = Candidates(
+                self._space, self._model, random.Random(seed_of(self._seed, "pool")), self._also
+            )
         flying = [c for c in self._asked if c not in self._heard and self._space.rejection(c) is None]
-        return LearnedSampler(
-            self._candidates, self._knobs, random.Random(seed), taken=self._asked, flying=flying
-        )
+        return LearnedSampler(self._candidates, self._knobs, taken=self._asked, flying=flying)
 
     def _next_in_order(self) -> GemmConfig | None:
         if self._order is None:

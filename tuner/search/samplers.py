@@ -1,11 +1,13 @@
-"""The samplers, each an Optuna sampler whose suggestion depends on its seed and on the finished trials of a study alone.
+"""The samplers, each an Optuna sampler whose suggestion depends on its seed and on the finished trials alone.
 
 They are asked through `sample_relative`, which every Optuna sampler has, so that none leaves running trials behind.
 """
 
 from __future__ import annotations
 
+import random
 import warnings
+from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,6 @@ from optuna.trial import TrialState
 from tuner.search.cost_model import Belief, CostModel, StudyModel, expected_improvement, prior_belief
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from optuna.distributions import BaseDistribution
@@ -36,8 +37,10 @@ OPTUNA = ("tpe", "gp", "cmaes")
 LEARNED = "learned"
 KINDS = (*OPTUNA, LEARNED, *MODEL_FREE)
 
-POOL_PICKS = 700  # configs of the space that the performance model likes best among those drawn
-POOL_DRAWS = 2500
+WHOLE = 1500  # configs of a space that is looked at whole
+MODEL_PICKS = 300  # of a larger one: what the performance model likes best among all tiles, ...
+POOL_DRAWS = 1200  # ... and the best of so many random configs
+POOL_PICKS = 300
 BEST_TRIALS = 4  # whose neighbours are looked at
 STEPS_EACH = 60  # neighbours of each
 
@@ -54,7 +57,7 @@ def optuna_sampler(kind: str, seed: int) -> BaseSampler:
     return CmaSampler(seed)
 
 
-class OwnSampler(BaseSampler):
+class OwnSampler(BaseSampler):  # type: ignore[misc]
     """What Optuna asks of a sampler beside `sample_relative`."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Space:
@@ -115,38 +118,41 @@ def _from_unit(distribution: BaseDistribution, x: float) -> Any:
 class Candidates:
     """Configs that the learned sampler chooses among, with their features and what is expected of them beforehand.
 
-    A space of a few thousand configs is looked at whole. Of a larger one a pool is drawn once a study: the best by the
-    performance model of many random ones; the neighbours of the study's best trials join it. The last knobs (order of
-    tiles, epilogue) hardly matter to the model and differ between neighbours: so they are tried on the best few.
+    A small space is looked at whole. Of a larger one a pool is made once a study: what the performance model likes
+    best, configs that are known to be good, and some at random. The neighbours of the study's best trials join it. The
+    last knobs (order of tiles, epilogue) hardly matter to the model and differ between neighbours: so they are tried on
+    the best few.
     """
 
-    def __init__(self, space: SearchedSpace, model: CostModel | None, rng: random.Random) -> None:
-        """Raises ValueError for a space that does not say what its configs are for."""
+    def __init__(
+        self, space: SearchedSpace, model: CostModel | None, rng: random.Random, also: Sequence[GemmConfig] = ()
+    ) -> None:
+        """`also` are configs that are known to be good. Raises ValueError for a space that knows no problem."""
         if space.features is None:
             raise ValueError("a learned sampler needs a space that knows its problem")
         self._space, self._describe, self.model = space, space.features, model
         self._features: dict[GemmConfig, Features] = {}
         self._mean: dict[GemmConfig, float] = {}
         self._sd: dict[GemmConfig, float] = {}
-        self.pool = self._pool(rng)
+        self._around: dict[GemmConfig, list[GemmConfig]] = {}
+        self.pool = self._pool(rng, [config for config in also if space.rejection(config) is None])
 
-    def _pool(self, rng: random.Random) -> list[GemmConfig]:
+    def _pool(self, rng: random.Random, also: list[GemmConfig]) -> list[GemmConfig]:
         configs = self._space.configs
-        if len(configs) <= POOL_DRAWS:
-            return list(configs)
+        if len(configs) <= WHOLE:
+            return list(dict.fromkeys((*also, *configs)))
         drawn = dict.fromkeys(configs[rng.randrange(len(configs))] for _ in range(POOL_DRAWS))
-        return sorted(drawn, key=lambda config: self.features(config).model_us)[:POOL_PICKS]
+        best = sorted(drawn, key=lambda config: (self.features(config).model_us, config.key))[:POOL_PICKS]
+        return list(dict.fromkeys((*also, *self._space.picks(MODEL_PICKS), *best)))
 
-    def around(self, best: Sequence[GemmConfig], rng: random.Random) -> Iterator[GemmConfig]:
+    def around(self, best: Sequence[GemmConfig]) -> Iterator[GemmConfig]:
         """Legal configs one knob away from these."""
         for config in best:
-            found = 0
-            for neighbour in self._space.neighbours(config, rng):
-                if self._space.rejection(neighbour) is None:
-                    yield neighbour
-                    found += 1
-                if found == STEPS_EACH:
-                    break
+            if config not in self._around:
+                steps = self._space.neighbours(config, random.Random(config.key))
+                legal = (neighbour for neighbour in steps if self._space.rejection(neighbour) is None)
+                self._around[config] = list(islice(legal, STEPS_EACH))
+            yield from self._around[config]
 
     def features(self, config: GemmConfig) -> Features:
         """Of a config, worked out once."""
@@ -178,13 +184,12 @@ class LearnedSampler(OwnSampler):
         self,
         candidates: Candidates,
         knobs: KnobSpace,
-        rng: random.Random,
         *,
         taken: Collection[GemmConfig],
         flying: Sequence[GemmConfig],
     ) -> None:
         """`taken` are the configs that were asked, `flying` those of them whose outcome is not known yet."""
-        self._candidates, self._knobs, self._rng = candidates, knobs, rng
+        self._candidates, self._knobs = candidates, knobs
         self._taken, self._flying = taken, flying
         self.gain: float | None = None
 
@@ -198,7 +203,7 @@ class LearnedSampler(OwnSampler):
         told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         known = {self._knobs.config(one.params): float(one.value or 0.0) for one in told}
         ranked = sorted(known, key=lambda config: (known[config], config.key))
-        nearby = self._candidates.around(ranked[:BEST_TRIALS], self._rng)
+        nearby = self._candidates.around(ranked[:BEST_TRIALS])
         open_ones = [c for c in dict.fromkeys((*self._candidates.pool, *nearby)) if c not in self._taken]
         if not open_ones:
             return None

@@ -9,6 +9,7 @@ from search_space.askable import askable_configs
 from search_space.checks import rejection
 from search_space.features import features
 from search_space.space import choices
+from search_space.starting import model_picks
 
 if TYPE_CHECKING:
     import random
@@ -29,6 +30,7 @@ class SearchedSpace:
     configs: every config worth asking, in a fixed order; need not be a list
     rejection: why a combination of choices is not among them, or None
     features: a config as numbers, for samplers that learn; None for a space that knows no problem
+    picks: so many configs that the performance model expects to be fastest; none for a space that knows no problem
     """
 
     arch: str
@@ -36,6 +38,7 @@ class SearchedSpace:
     configs: Sequence[GemmConfig]
     rejection: Callable[[GemmConfig], str | None]
     features: Callable[[GemmConfig], Features] | None = None
+    picks: Callable[[int], Sequence[GemmConfig]] = lambda count: ()
 
     @classmethod
     def of(cls, problem: GemmProblem, profile: DeviceProfile) -> SearchedSpace:
@@ -46,6 +49,7 @@ class SearchedSpace:
             configs=askable_configs(problem, profile),
             rejection=lambda config: rejection(problem, config, profile),
             features=lambda config: features(problem, config, profile),
+            picks=lambda count: model_picks(problem, profile, count),
         )
 
     @classmethod
