@@ -103,6 +103,7 @@ requirements: setup  ## pin again from pyproject.toml
 	$(COMPILE) -c requirements/dev.txt --extra server --extra postgres -o requirements/postgres.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner -o requirements/tuner.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra search -o requirements/search.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra dev --extra verify -o requirements/verify.txt
 
 clean:  ## remove the environment and caches

@@ -14,7 +14,7 @@ from tuner.search.knobs import KnobSpace
 from tuner.search.sampler import ConfigSampler, SamplerError, seed_of
 from tuner.search.searched import SearchedSpace
 
-KINDS = ("tpe", "random", "brute")
+KINDS = ("tpe", "learned", "random", "brute")
 
 
 def made(kind: str, *, seed: int = 7, in_flight: int = 3, space: SearchedSpace = SPACE) -> ConfigSampler:
