@@ -29,9 +29,9 @@ def test_legal_config_stays_as_it_is() -> None:
 def test_config_of_a_neighbour_becomes_legal_by_few_steps() -> None:
     """A ring that is deeper than the short K needs is cut, the tile stays."""
     deep = next(c for c in askable_configs(SMALL, H200) if c.pipe_depth >= 10 and c.blk_k == 128)
-    moved = translated(deep, GemmProblem(m=64, n=7168, k=512), H200)
+    moved = translated(deep, GemmProblem(m=64, n=7168, k=128), H200)
     assert moved is not None
-    assert rejection(GemmProblem(m=64, n=7168, k=512), moved, H200) is None
+    assert rejection(GemmProblem(m=64, n=7168, k=128), moved, H200) is None
     assert (moved.blk_m, moved.blk_n, moved.blk_k) == (deep.blk_m, deep.blk_n, deep.blk_k)
     assert moved.pipe_depth < deep.pipe_depth
 
@@ -70,7 +70,8 @@ def test_blind_starts_use_nothing_measured_on_the_shape() -> None:
     """4096^3 is named by an entry of the table: without it the list is another one."""
     seen = starting_configs(LARGE, H200, sources=("measured",))
     blind = starting_configs(LARGE, H200, sources=("measured",), blind=True)
-    assert set(blind) < set(seen)
+    assert seen[0] not in blind
+    assert set(blind) - set(seen) != set(blind)
 
 
 @pytest.mark.parametrize(("problem", "profile"), [(SMALL, H200), (LARGE, H200), (LARGE, B200)], ids=str)
