@@ -1,8 +1,9 @@
 """A landscape: every config of a bounded space with its time, as a file that grows row by row.
 
 A file is JSON lines. The first says what was asked: problem, device, protocol, and the configs, fixed before the first
-was timed. Each later line is the outcome of one config, an environment that rows refer to, or a final. While a
-recording goes on the file is plain and only ever appended to; afterwards it is compressed. Both are read alike.
+was timed. Each later line is the outcome of one config, an environment that rows refer to, a final, or winners that
+were published since and are measured too. While a recording goes on the file is plain and only ever appended to;
+afterwards it is compressed. Both are read alike.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from search_space.request import MeasureProtocol, problem_from_dict
 from tuner.records import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from kernels.config import GemmConfig
@@ -112,7 +113,7 @@ class Landscape:
     problem: what the configs compute
     profile: device that they were built for
     protocol: how they were timed
-    configs: the space, in the order of their keys
+    configs: the space, in the order of their keys, then what was added later
     known: indices of those that were put in because something was known of them
     space: how the space was made, in words and numbers
     rows: by index of the config; a config that was not reached has none
@@ -217,6 +218,12 @@ def header(
     }
 
 
+def added_line(configs: Sequence[GemmConfig]) -> Json:
+    """Winners that were published after the space was fixed, to be measured like the others."""
+    knobs = type(configs[0]).knobs()
+    return {"added": [[getattr(config, knob) for knob in knobs] for config in configs]}
+
+
 def environment_line(environment: Mapping[str, Any]) -> tuple[str, Json]:
     """The id of an environment, and the line that says what it is."""
     lasting = {name: value for name, value in environment.items() if name not in PASSING}
@@ -293,8 +300,12 @@ def _landscape(first: Json, lines: Iterable[Json]) -> Landscape:
     rows: dict[int, Row] = {}
     finals: dict[int, Row] = {}
     environments: dict[str, Json] = {}
+    listed, known = list(first["configs"]), list(first["known"])
     for line in lines:
-        if "environment_id" in line:
+        if "added" in line:
+            known += range(len(listed), len(listed) + len(line["added"]))
+            listed += line["added"]
+        elif "environment_id" in line:
             environments[line["environment_id"]] = line["environment"]
         elif "final" in line:
             finals |= {row.index: row for row in map(Row.from_dict, line["final"])}
@@ -304,15 +315,13 @@ def _landscape(first: Json, lines: Iterable[Json]) -> Landscape:
     device = first["device"]
     profile = DeviceProfile(**{**device, "arch": arch_named(device["arch"]), "aliases": tuple(device["aliases"])})
     knobs = first["knobs"]
-    configs = [
-        config_from_dict(profile.arch.name, dict(zip(knobs, values, strict=True))) for values in first["configs"]
-    ]
+    configs = [config_from_dict(profile.arch.name, dict(zip(knobs, values, strict=True))) for values in listed]
     return Landscape(
         problem=problem_from_dict(first["problem"]),
         profile=profile,
         protocol=MeasureProtocol.from_dict(first["protocol"]),
         configs=tuple(configs),
-        known=tuple(first["known"]),
+        known=tuple(known),
         space=first["space"],
         rows=rows,
         finals=finals,

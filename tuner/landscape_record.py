@@ -196,9 +196,10 @@ def open_book(
     recorded = book.content.profile
     if (recorded.name, recorded.sm_count, book.content.protocol) != (profile.name, profile.sm_count, protocol):
         raise LandscapeError(f"{found} was recorded on another device or under another protocol: name another folder")
-    absent = [config.key for config in winners if config not in book.content.configs]
-    if absent:
-        raise LandscapeError(f"{found} lacks the published winner {absent[0]}: name another folder to record it anew")
+    if absent := [config for config in winners if config not in book.content.configs]:
+        with found.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(landscape.added_line(absent), sort_keys=True) + "\n")
+        book = Book(found, session)
     return book
 
 

@@ -151,14 +151,17 @@ def test_recording_stops_in_time(tmp_path: Path) -> None:
     assert len(_record(tmp_path, fake(), wall_s=0.0).rows) == 0
 
 
-def test_file_without_a_published_winner_is_refused(tmp_path: Path) -> None:
-    """A landscape has to hold what is known to be best."""
+def test_winner_that_was_published_since_is_added_and_measured(tmp_path: Path) -> None:
+    """A landscape has to hold what is known to be best; the configs that it was begun with stay where they are."""
     folder = tmp_path / "landscapes"
     _record(folder, fake(), wall_s=0.0)
     content = landscape.read(next(folder.iterdir()))
     other = next(c for c in bounded_space(DECODE, H200, size=5000).configs if c not in content.configs)
-    with pytest.raises(LandscapeError, match="lacks the published winner"):
-        record(fake(), folder, [(DECODE, [other])], RecordOptions(), say=lambda _: None)
+    (file,) = record(fake(), folder, [(DECODE, [other])], RecordOptions(), say=lambda _: None)
+    grown = landscape.read(file)
+    assert grown.configs == (*content.configs, other)
+    assert grown.known == (*content.known, len(content.configs))
+    assert grown.missing == ()
 
 
 def test_broken_engine_ends_the_recording_with_its_reason(tmp_path: Path) -> None:
