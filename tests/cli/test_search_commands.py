@@ -43,6 +43,32 @@ def test_replay_writes_document_and_pictures(folder: Path, tmp_path: Path, capsy
     assert {path.name for path in plots.iterdir()} == {"candidates.svg", "seconds.svg", "budgets.svg"}
 
 
+def test_export_gives_other_tuners_every_config(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """T4 is read back with the same best; a cache file has a key for each config, and failures say that they are."""
+    from tuner import t4
+    from tuner.landscape import read_folder
+
+    name, target = "h200-32x2560x5120-bf16", tmp_path / "out.json"
+    best_us = read_folder(folder)[0].best_us
+    assert main(["landscape", "export", name, str(target), "--dir", str(folder)]) == 0
+    document = t4.read(target.read_text())
+    assert len(document["results"]) == 60
+    assert t4.best_config(document)[1] == pytest.approx(best_us)
+    assert main(["landscape", "export", name, str(target), "--dir", str(folder), "--format", "kernel-tuner"]) == 0
+    cache = json.loads(target.read_text())
+    assert len(cache["cache"]) == 60
+    times = [entry["time"] for entry in cache["cache"].values() if "__error__" not in entry]
+    assert min(times) == pytest.approx(best_us / 1000)
+    assert len(times) == 59
+    for key, entry in cache["cache"].items():
+        assert key == ",".join(str(entry[knob]) for knob in cache["tune_params_keys"])
+        assert all(entry[knob] in values for knob, values in cache["tune_params"].items())
+    assert main(["landscape", "export", "nothing", str(target), "--dir", str(folder)]) == 2
+    assert "no landscape 'nothing'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -1,4 +1,4 @@
-"""`landscape record`, `landscape list`: every config of a bounded space timed on a GPU, and what was recorded."""
+"""`landscape record`, `list`, `export`: every config of a bounded space timed on a GPU, and what was recorded."""
 
 from __future__ import annotations
 
@@ -63,6 +63,26 @@ def listing(args: argparse.Namespace, settings: Settings) -> None:
     """Print what a folder holds. Raises UsageError for one without landscapes."""
     del settings
     _print(Output(as_json=args.json), landscapes_in(Path(args.dir)))
+
+
+def export(args: argparse.Namespace, settings: Settings) -> None:
+    """Write one landscape for another tuner. Raises UsageError for one that is not there or a file that cannot be."""
+    import json
+
+    from tuner.landscape_export import exported
+
+    del settings
+    by_name = {one.name: one for one in landscapes_in(Path(args.dir))}
+    if args.name not in by_name:
+        raise UsageError(f"no landscape {args.name!r} in {args.dir}", hint=f"there are {', '.join(by_name)}")
+    content = exported(by_name[args.name], args.format)
+    try:
+        Path(args.file).write_text(json.dumps(content, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {args.file}: {error.strerror}") from error
+    output = Output(as_json=args.json)
+    output.document({"file": args.file, "configs": len(by_name[args.name].rows)})
+    output.text(f"{args.file}: {len(by_name[args.name].rows)} configs")
 
 
 def landscapes_in(folder: Path) -> list[Landscape]:

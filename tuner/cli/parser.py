@@ -274,6 +274,13 @@ def _search_commands(commands: Any) -> None:
     record.add_argument("--wall-s", type=float, default=540.0, metavar="SECONDS", help="begin nothing after (540)")
     _landscapes(record)
     _landscapes(_command(actions, "list", "landscape", "listing", "say what was recorded"))
+    give = _command(actions, "export", "landscape", "export", "write a landscape for another tuner")
+    give.add_argument("name", metavar="NAME", help="as listed")
+    give.add_argument("file", metavar="FILE", help="file to write")
+    give.add_argument(
+        "--format", choices=("t4", "kernel-tuner"), default="t4", help="T4 (default), or a cache file of Kernel Tuner"
+    )
+    _landscapes(give)
     replay = _command(commands, "replay", "replay", "replay", "run samplers against recorded landscapes, without a GPU")
     replay.add_argument(
         "--strategy",
