@@ -107,6 +107,15 @@ def test_replay_repeats_and_counts(arena: Arena, text: str) -> None:
     assert set(course.best_us) <= set(arena.times_us.values())
 
 
+def test_learned_sampler_uses_a_space_up(arena: Arena) -> None:
+    """Every config once, those that fail too; then it has nothing more to ask."""
+    options = ReplayOptions(trials=len(arena.times_us) + 1, in_flight=4)
+    course = simulate(arena, Strategy("learned"), 0, options)
+    assert course.asked == len(arena.configs)
+    assert len(course.best_us) == len(arena.times_us)
+    assert course.best_us[-1] == arena.best_us
+
+
 def test_learned_sampler_beats_a_random_one(arena: Arena) -> None:
     """With nothing but the performance model to start from, on times that only resemble it."""
     learned = simulate(arena, Strategy("learned"), 0, OPTIONS).best_us[-1]

@@ -194,6 +194,8 @@ class ConfigSampler:
         params = sampler.sample_relative(study, trial, self._knobs.open_distributions)
         if isinstance(sampler, LearnedSampler):
             self.gain = sampler.gain
+            if not params:  # every candidate was asked; what is left of the space follows in its seeded order
+                return random.Random(seed).choice(self._space.configs)
         return self._knobs.config({**self._knobs.only_values, **params})
 
     def _asked_in_a_copy(self, sampler: BaseSampler) -> dict[str, Any]:
