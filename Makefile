@@ -151,6 +151,7 @@ requirements: setup  ## pin again from pyproject.toml
 	$(COMPILE) -c requirements/dev.txt --extra docs -o requirements/docs.txt
 	$(COMPILE) -c requirements/dev.txt --extra browser -o requirements/browser.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra gpu -o requirements/gpu.txt
+	$(COMPILE) -c requirements/dev.txt --extra tuner --extra search -o requirements/search.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra dev --extra verify -o requirements/verify.txt
 	$(COMPILE) -c requirements/dev.txt --extra tuner --extra postgres --extra ray -o requirements/ray.txt
 	$(COMPILE) -c requirements/gpu.txt -c requirements/ray.txt --extra tuner --extra gpu --extra postgres --extra ray \

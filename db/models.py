@@ -18,6 +18,7 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    LargeBinary,
     MetaData,
     String,
     Text,
@@ -191,6 +192,8 @@ class Study(Base):
     coverage: configs worth asking about, and how many of them were asked, rejected, compiled and timed; null until the
         study ends
     best_us: median time of the best trial, or its modeled time in mode `model`, microseconds
+    search: what the search began with beside the request: its starting configs, and `snapshot`, the sha256 of what was
+        learned from other studies, or null; null until a tuner begins
     """
 
     __tablename__ = "studies"
@@ -226,6 +229,28 @@ class Study(Base):
     coverage: Mapped[JsonDict | None]
     best_trial: Mapped[int | None]
     best_us: Mapped[float | None]
+    search: Mapped[JsonDict | None]
+
+
+class Snapshot(Base):
+    """What was learned from stored times, as it was when studies began with it: the same seed gives the same answer.
+
+    sha256: of `data`
+    arch: architecture that it was learned for
+    device_name: device whose times it was learned from
+    rows: times that it was learned from
+    data: as the tuner reads it back
+    """
+
+    __tablename__ = "snapshots"
+    __table_args__ = (Index("ix_snapshots_device_name_created_at", "device_name", "created_at"),)
+
+    sha256: Mapped[str] = mapped_column(_SHA, primary_key=True)
+    arch: Mapped[str] = mapped_column(String(32))
+    device_name: Mapped[str] = mapped_column(String(128))
+    rows: Mapped[int]
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
 class JobStudy(Base):

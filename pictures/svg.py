@@ -61,30 +61,31 @@ class Picture:
     def rect(self, x: float, y: float, width: float, height: float, fill: str, *, tip: str = "") -> None:
         """A filled rectangle; `tip` appears under the mouse."""
         place = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0):.2f}" height="{height:.2f}"'
-        self.shapes.append(f'<rect {place} fill="@{fill}">{_tip(tip)}</rect>')
+        self.shapes.append(f'<rect {place} fill="{_paint(fill)}">{_tip(tip)}</rect>')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = GRID, *, dashed: bool = False) -> None:
         """A thin line."""
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         place = f'x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"'
-        self.shapes.append(f'<line {place} stroke="@{stroke}"{dash}/>')
+        self.shapes.append(f'<line {place} stroke="{_paint(stroke)}"{dash}/>')
 
     def path(self, points: Sequence[tuple[float, float]], stroke: str, *, width: float = 2) -> None:
         """A line through points."""
         places = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
-        self.shapes.append(f'<polyline points="{places}" fill="none" stroke="@{stroke}" stroke-width="{width}"/>')
+        style = f'fill="none" stroke="{_paint(stroke)}" stroke-width="{width}"'
+        self.shapes.append(f'<polyline points="{places}" {style}/>')
 
     def dot(self, x: float, y: float, fill: str, *, radius: float = 4, tip: str = "", link: str = "") -> None:
         """A filled circle, which may lead somewhere."""
         ring = f'stroke="@{PAPER}" stroke-width="1"'
-        drawn = f'<circle cx="{x:.2f}" cy="{y:.2f}" r="{radius:g}" fill="@{fill}" {ring}>{_tip(tip)}</circle>'
+        drawn = f'<circle cx="{x:.2f}" cy="{y:.2f}" r="{radius:g}" fill="{_paint(fill)}" {ring}>{_tip(tip)}</circle>'
         label = escape(tip, quote=True)
         self.shapes.append(f'<a href="{escape(link, quote=True)}" aria-label="{label}">{drawn}</a>' if link else drawn)
 
     def text(self, x: float, y: float, text: str, *, size: int = 12, anchor: str = "start", fill: str = INK) -> None:
         """One line of text; y is its base line."""
         place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size}" text-anchor="{anchor}"'
-        self.shapes.append(f'<text {place} fill="@{fill}">{escape(text)}</text>')
+        self.shapes.append(f'<text {place} fill="{_paint(fill)}">{escape(text)}</text>')
 
     def render(self) -> str:
         """A document of its own, light on white."""
@@ -110,6 +111,11 @@ class Picture:
 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.render().encode())
+
+
+def _paint(colour: str) -> str:
+    """A name of the palette, which the theme decides, or a colour like "#0072b2", which stays as it is."""
+    return colour if colour.startswith("#") else f"@{colour}"
 
 
 def _tip(text: str) -> str:

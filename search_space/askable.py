@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
+class AskablePart:
     """Configs of one branch that are worth asking.
 
     branch: the branch
@@ -43,16 +43,20 @@ class _Part:
 
     def at(self, index: int) -> GemmConfig:
         depth, order = divmod(index, len(self.orders))
-        raster, group = self.orders[order]
-        return replace(self.branch.shallowest, pipe_depth=self.depths[depth], raster=raster, l2_group_size=group)
+        return self.member(self.depths[depth], self.orders[order])
+
+    def member(self, depth: int, order: tuple[str, int]) -> GemmConfig:
+        """The config with this depth and this order of tiles."""
+        raster, group = order
+        return replace(self.branch.shallowest, pipe_depth=depth, raster=raster, l2_group_size=group)
 
 
 class AskableConfigs(Sequence["GemmConfig"]):
     """Every config worth asking for a problem on a device, in a fixed order. Build it with `askable_configs`."""
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = tuple(parts)
-        self._ends = tuple(accumulate(len(part) for part in self._parts))
+    def __init__(self, parts: Sequence[AskablePart]) -> None:
+        self.parts = tuple(parts)
+        self._ends = tuple(accumulate(len(part) for part in self.parts))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -68,7 +72,7 @@ class AskableConfigs(Sequence["GemmConfig"]):
         if not 0 <= at < len(self):
             raise IndexError(f"config {index} of {len(self)}")
         which = bisect_right(self._ends, at)
-        part = self._parts[which]
+        part = self.parts[which]
         return part.at(at - self._ends[which] + len(part))
 
 
@@ -93,7 +97,7 @@ def askable_among(problem: GemmProblem, profile: DeviceProfile, branches: Iterab
             continue
         if depths := _askable_depths(branch, walk):
             orders = plain_orders(profile.arch.name, walk.tiles_m, walk.tiles_n)
-            parts.append(_Part(branch=branch, depths=depths, orders=orders))
+            parts.append(AskablePart(branch=branch, depths=depths, orders=orders))
     return AskableConfigs(parts)
 
 

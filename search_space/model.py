@@ -56,6 +56,15 @@ KNEE = 3.0
 # K = 3000 lost 20 % without multicast, nothing with it, K = 3008 nothing either way (4000x5000).
 SECTOR_BYTES = 32
 MISALIGNED_FACTOR = 2
+# Rows of 64 bytes (blk_k 32, the 64-byte swizzle) ask for half of each 128-byte line at a time: beside the same config
+# with rows of 128 bytes, 10 % longer where memory limits (120 trials of 76 problems, H200), and a stage of wgmmas reads
+# shared memory with that swizzle at a few clocks more (4 % where compute limits, 155 trials).
+LINE_BYTES = 128
+HALF_LINE_FACTOR = 1.12
+HALF_LINE_CLOCKS = 12
+# A pair that shares A: each CTA streams columns of B of its own through the slots that both must free. Where memory
+# limits, 12 % longer than without a pair (82 trials, H200); nothing where compute limits.
+SHARED_A_FACTOR = 1.12
 
 # Launch after the previous kernel of a graph, barrier set-up and tensor map fetch: the shortest kernels measured take
 # 5.8 us (16x720x2880), of which 3.8 are loads, their latency and the last store (*).
@@ -160,6 +169,7 @@ def stage_times(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile
     clocks_per_us = float(profile.clock_mhz)
     stages = walk.waves * walk.k_blocks
     memory_us = _dram_bytes(problem, config, profile, walk) / (profile.bandwidth_bytes_per_s * BANDWIDTH_SHARE) * 1e6
+    memory_us *= _memory_factor(config)
     compute = _compute_clocks(problem, config) / clocks_per_us
     port = max(_stage_traffic(problem, config)) / SM_PORT_BYTES_PER_CLOCK / clocks_per_us
     port = max(port, _copy_clocks(problem, config) / clocks_per_us)
@@ -231,6 +241,14 @@ def _stage_traffic(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
     return arriving, requested
 
 
+def _memory_factor(config: GemmConfig) -> float:
+    """What a Hopper config loses of the bandwidth; on Blackwell nothing was measured."""
+    if not isinstance(config, Sm90GemmConfig):
+        return 1.0
+    factor = HALF_LINE_FACTOR if config.blk_k * ELEMENT_BYTES < LINE_BYTES else 1.0
+    return factor * (SHARED_A_FACTOR if config.cta_group == 2 and config.share == "A" else 1.0)
+
+
 def _compute_clocks(problem: GemmProblem, config: GemmConfig) -> float:
     """Clocks of one CTA's tensor core for one stage: the slower of multiplying and reading shared memory.
 
@@ -248,6 +266,7 @@ def _compute_clocks(problem: GemmProblem, config: GemmConfig) -> float:
         rows, read_rows, columns = 64, 64, config.blk_n
         steps = config.mma_rows // 64 * config.blk_k // 16
         extra = STAGE_CLOCKS if config.mma_rows > 64 else LONE_CHAIN_CLOCKS
+        extra += HALF_LINE_CLOCKS if config.blk_k * ELEMENT_BYTES < LINE_BYTES else 0
     multiply = 2 * rows * columns * 16 / config.arch.mma_flops_per_clock / share
     read = ELEMENT_BYTES * 16 * (read_rows + config.blk_n) / SMEM_BYTES_PER_CLOCK
     return steps * max(multiply, read) + extra

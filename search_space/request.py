@@ -28,7 +28,7 @@ MAX_IN_FLIGHT = 256
 MAX_SEED = 2**63 - 1  # the largest integer a SQL column of the store holds
 MIN_ROUNDS = 6  # fewer values cannot hold a 95 % interval of their median
 MAX_ROUNDS = 1000
-SAMPLERS = ("tpe", "random", "brute")
+SAMPLERS = ("tpe", "gp", "cmaes", "learned", "random", "brute")
 PROTOCOL_KINDS = ("burst", "sustained")
 L2_POLICIES = ("rotate",)
 DISTRIBUTIONS = ("normal",)
@@ -269,7 +269,7 @@ class TuneRequest:
     budget: when to stop
     protocol: how to measure
     seed: seed of the sampler; equal seeds and measurements give equal winners
-    sampler: "tpe", "random" or "brute"
+    sampler: "tpe", "gp", "cmaes", "learned", "random" or "brute"
     in_flight: trials asked ahead of the last told one; fixed for a study so that any engine repeats it
     """
 

@@ -1,4 +1,5 @@
-"""What a study tries first: the presets, configs that were measured to be good, and the model's picks.
+"""What a study tries first: presets, configs that were measured to be good, the best of nearby problems, what NVIDIA's
+heuristics say, and the performance model's picks. Each source can be left out.
 
 Starting configs are legal, not rejected, distinct, and always in the same order for the same problem and device, so
 that a study repeats. A problem that can be served at all has at least one.
@@ -6,20 +7,24 @@ that a study repeats. A problem that can be served at all has at least one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from math import inf, log2
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import ConfigError
 from kernels.rules import config_violation, epilogue_violation, fit_violation
 from search_space.checks import plainest, rejection, tile_rejection
-from search_space.model import rank
+from search_space.heuristics import heuristic_configs
+from search_space.model import predict, rank
 from search_space.space import choices, fitting_depths, loads_plainly, tiles
+from search_space.translate import translated
 from search_space.walk import walk_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from kernels.devices import DeviceProfile
     from kernels.problem import GemmProblem
@@ -61,6 +66,11 @@ class MeasuredConfig:
     config: GemmConfig
     rows: tuple[int, int]
     where: str
+
+    def names(self, problem: GemmProblem) -> bool:
+        """Whether it was measured on this shape, in whatever dtype."""
+        cube = f"{problem.m}^3" if problem.m == problem.n == problem.k else problem.shape
+        return any(shape in (problem.shape, cube) for shape in re.findall(r"[0-9x^]+", self.where))
 
 
 def _won(
@@ -116,6 +126,7 @@ MEASURED: tuple[MeasuredConfig, ...] = (
     _won(128, 128, 64, depth=6, rows=HUNDREDS, where="512x4096x14336 bf16 0.99"),
     _won(128, 112, 64, depth=7, rows=FEWER, where="256x7168x4096 bf16 0.99"),
     _won(128, 80, 64, depth=8, rows=FEWER, where="256x5120x6400 bf16 1.02"),
+    _won(64, 128, 64, consumers=2, depth=6, rows=FEWER, where="128x32768x512 bf16"),
     _won(64, 96, 64, depth=10, rows=FEWER, where="256x3072x4096 bf16 1.09"),
     _won(64, 64, 64, depth=12, rows=FEWER, where="128x4096x14336 fp16 1.10, 128x4096x9216 fp16 1.20 (depth 13)"),
     _won(64, 16, 64, depth=16, rows=FEWER, where="256x128x2880 bf16 1.12"),
@@ -132,24 +143,99 @@ MEASURED: tuple[MeasuredConfig, ...] = (
 )
 
 
-def starting_configs(problem: GemmProblem, profile: DeviceProfile) -> tuple[GemmConfig, ...]:
-    """Configs to try first, in this order: presets, measured ones of this class of shapes, the model's picks.
+# In this order; what a study uses unless it is told otherwise.
+SOURCES = ("presets", "measured", "neighbours", "heuristics", "model")
+NEIGHBOUR_CONFIGS = 4  # at most
+HEURISTIC_CONFIGS = 4  # at most
+# What was good for other problems is not worth a trial where the model expects it to take so much longer than its own
+# best pick: among the configs of a class of shapes some took three times as long as the best (128x129280x7168, H200).
+WORST_START = 1.3
+OTHER_DEVICE = 2.0  # distance, as four times as many rows
+OTHER_DTYPE = 0.5
 
-    Empty only when the problem cannot be served on the device.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """The best known config of another problem.
+
+    problem: what it was tuned for
+    config: the winner
+    device: name of the device that it was tuned on
     """
-    known = [config for config in PRESETS.values() if config.arch.name == profile.arch.name]
-    chosen = _worth_asking(problem, known, profile)
-    measured = [
-        entry.config
-        for entry in MEASURED
-        if entry.config.arch.name == profile.arch.name and entry.rows[0] <= problem.m <= entry.rows[1]
-    ]
-    chosen |= dict(list(_worth_asking(problem, measured, profile).items())[:MEASURED_CONFIGS])
-    for config in model_picks(problem, profile, STARTING_CONFIGS):
-        if len(chosen) >= STARTING_CONFIGS:
-            break
-        chosen.setdefault(config.key, config)
+
+    problem: GemmProblem
+    config: GemmConfig
+    device: str
+
+    def distance(self, problem: GemmProblem, device: str) -> float:
+        """How far away a problem is: doublings of M, N and K, and a price for another dtype or device."""
+        sizes = ((getattr(self.problem, side), getattr(problem, side)) for side in ("m", "n", "k"))
+        steps = sum(abs(log2(theirs / ours)) for theirs, ours in sizes)
+        return steps + OTHER_DTYPE * (self.problem.dtype != problem.dtype) + OTHER_DEVICE * (self.device != device)
+
+
+def starting_configs(
+    problem: GemmProblem,
+    profile: DeviceProfile,
+    *,
+    sources: Collection[str] = SOURCES,
+    tuned: Iterable[Tuned] = (),
+    blind: bool = False,
+) -> tuple[GemmConfig, ...]:
+    """Configs to try first, in the order of `SOURCES`. With all sources, empty only when the problem cannot be served.
+
+    sources: which of `SOURCES` may be used
+    tuned: winners of other problems, for the source "neighbours"
+    blind: use nothing that was measured on this very shape, for replays that ask what an unknown shape would get
+    Raises ValueError for an unknown source.
+    """
+    if unknown := sorted(set(sources) - set(SOURCES)):
+        raise ValueError(f"unknown starting source {unknown[0]!r}: use some of {', '.join(SOURCES)}")
+    chosen: dict[str, GemmConfig] = {}
+    picks = model_picks(problem, profile, STARTING_CONFIGS)
+    limit_us = WORST_START * min((predict(problem, pick, profile).time_us for pick in picks), default=inf)
+
+    def add(configs: Iterable[GemmConfig], most: int) -> None:
+        worth = _worth_asking(problem, configs, profile)
+        good = {key: one for key, one in worth.items() if predict(problem, one, profile).time_us <= limit_us}
+        chosen.update(list(good.items())[:most])
+
+    if "presets" in sources:
+        known = [config for config in PRESETS.values() if config.arch.name == profile.arch.name]
+        chosen |= _worth_asking(problem, known, profile)
+    if "measured" in sources:
+        add(_measured(problem, profile, blind=blind), MEASURED_CONFIGS)
+    if "neighbours" in sources:
+        add(neighbour_configs(problem, profile, tuned), NEIGHBOUR_CONFIGS)
+    if "heuristics" in sources:
+        add(heuristic_configs(problem, profile), HEURISTIC_CONFIGS)
+    if "model" in sources:
+        for config in picks:
+            if len(chosen) >= STARTING_CONFIGS:
+                break
+            chosen.setdefault(config.key, config)
     return tuple(chosen.values())
+
+
+def _measured(problem: GemmProblem, profile: DeviceProfile, *, blind: bool) -> list[GemmConfig]:
+    """Configs that won on shapes of this class."""
+    entries = (entry for entry in MEASURED if entry.rows[0] <= problem.m <= entry.rows[1])
+    return [
+        entry.config
+        for entry in entries
+        if entry.config.arch.name == profile.arch.name and not (blind and entry.names(problem))
+    ]
+
+
+def neighbour_configs(
+    problem: GemmProblem, profile: DeviceProfile, tuned: Iterable[Tuned], count: int = NEIGHBOUR_CONFIGS
+) -> tuple[GemmConfig, ...]:
+    """Winners of the nearest problems, translated to be legal here, the nearest first; at most `count`."""
+    others = [one for one in tuned if one.problem != problem and one.config.arch.name == profile.arch.name]
+    nearest = sorted(others, key=lambda one: (one.distance(problem, profile.name), one.problem.key, one.config.key))
+    moved = (translated(one.config, problem, profile) for one in nearest[: 2 * count])
+    found = {config.key: config for config in moved if config is not None}
+    return tuple(found.values())[:count]
 
 
 def model_picks(problem: GemmProblem, profile: DeviceProfile, count: int) -> tuple[GemmConfig, ...]:

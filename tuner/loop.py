@@ -29,7 +29,7 @@ from tuner.engine.base import (
 from tuner.modules import with_modules
 from tuner.progress import Progress, StudyResult, vendor_ratio
 from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
-from tuner.search.sampler import ConfigSampler
+from tuner.search.sampler import ConfigSampler, tried_first
 from tuner.search.searched import SearchedSpace
 from tuner.search_phase import SearchLimits, SearchPhase
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from kernels.config import GemmConfig
     from tuner.recorder import Recorder
+    from tuner.search.cost_model import CostModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,7 @@ def tune_study(
     space: SearchedSpace | None = None,
     previous_winner: GemmConfig | None = None,
     told_before: Iterable[Trial] = (),
+    model: CostModel | None = None,
     wall_before_s: float = 0.0,
     limits: LoopLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -74,11 +76,13 @@ def tune_study(
 
     resume_from: trials that an earlier run of this study saved; they are not run again
     should_stop: asked several times a second; True cancels; what it raises ends the study without an answer
-    starting: configs to try first; default: those of the search space
+    starting: configs to try first; default: those of the search space. The sampler "learned" weighs most of them
+        itself, see `tuner.search.sampler.tried_first`
     space: configs to search; default: every legal one
     previous_winner: of the revision before: timed again in the final, kept when it ties with the best
     told_before: trials of an equal study of before: the sampler hears their times again, so that it asks the same
         configs; all are measured anew
+    model: what was learned from other studies' times, for the sampler that can use it
     wall_before_s: seconds that earlier runs of this study used
     Raises NoDevice when the request wants measurements and the engine has no live device.
     """
@@ -97,7 +101,14 @@ def tune_study(
     if starting is None:
         starting = starting_configs(request.problem, engine.device.profile)
     space = space or SearchedSpace.of(request.problem, engine.device.profile)
-    return run.study(starting, space, tuple(resume_from), previous_winner, tuple(told_before))
+    return run.study(
+        starting=starting,
+        space=space,
+        stored=tuple(resume_from),
+        previous_winner=previous_winner,
+        told_before=tuple(told_before),
+        model=model,
+    )
 
 
 @dataclass(slots=True)
@@ -136,21 +147,25 @@ class _Run:
 
     def study(
         self,
+        *,
         starting: Sequence[GemmConfig],
         space: SearchedSpace,
         stored: tuple[Trial, ...],
         previous_winner: GemmConfig | None,
         told_before: tuple[Trial, ...],
+        model: CostModel | None,
     ) -> StudyResult:
         """Search, settle the final, choose."""
         request = self._request
-        sampler = ConfigSampler(request.sampler, space, seed=request.seed, in_flight=request.in_flight)
+        sampler = ConfigSampler(
+            request.sampler, space, seed=request.seed, in_flight=request.in_flight, model=model, also=starting
+        )
         search = SearchPhase(
             request,
             self._engine,
             self._recorder,
             sampler,
-            starting=starting,
+            starting=tried_first(request.sampler, starting),
             stored=stored,
             told_before=told_before,
             limits=self._limits.search,

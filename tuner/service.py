@@ -26,6 +26,7 @@ from search_space.request import Mode, RequestError, TuneRequest
 from tuner.engine.base import EngineError, NoDevice
 from tuner.engines import Engines, engines_of
 from tuner.exporting import run_export
+from tuner.learning import begin_search
 from tuner.loop import tune_study
 from tuner.owners import Owner
 from tuner.retention import Retention
@@ -267,6 +268,7 @@ class _Service:
             previous = previous_winner(session, request, engine.device.name)
             before = queries.first_finished_study(session, study.study_key, engine.device.name)
             told_before = stored_trials(session, before) if before else ()
+        start = begin_search(self.database, study, request, engine.device, before)
         result = tune_study(
             request,
             engine,
@@ -275,6 +277,8 @@ class _Service:
             should_stop=lambda: self._should_stop(thread),
             previous_winner=previous,
             told_before=told_before,
+            starting=start.starting,
+            model=start.model,
             wall_before_s=used_s,
         )
         save_result(self.database, place, result)

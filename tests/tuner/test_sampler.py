@@ -15,6 +15,7 @@ from tuner.search.sampler import ConfigSampler, SamplerError, seed_of
 from tuner.search.searched import SearchedSpace
 
 KINDS = ("tpe", "random", "brute")
+ALL_KINDS = (*KINDS, "learned")
 
 
 def made(kind: str, *, seed: int = 7, in_flight: int = 3, space: SearchedSpace = SPACE) -> ConfigSampler:
@@ -37,7 +38,7 @@ def drive(sampler: ConfigSampler, numbers: range, history: dict[int, GemmConfig]
         sampler.tell(number, config, time_us(config))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_sampler_rebuilt_from_stored_trials_asks_as_if_it_had_never_stopped(kind: str) -> None:
     """Killed after any trial and rebuilt, the rest of the sequence is identical."""
     whole: dict[int, GemmConfig] = {}
@@ -52,7 +53,7 @@ def test_sampler_rebuilt_from_stored_trials_asks_as_if_it_had_never_stopped(kind
         assert again == whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_order_in_which_trials_finish_changes_nothing(kind: str) -> None:
     """Trial n sees those up to n - D however early the later ones were told."""
     prompt: dict[int, GemmConfig] = {}
@@ -163,7 +164,9 @@ def test_shuffled_yields_every_config_once_without_listing_them() -> None:
 
 def test_unknown_sampler_is_refused_with_those_there_are() -> None:
     """The message lists them."""
-    with pytest.raises(SamplerError, match="unknown sampler 'magic': use one of tpe, random, brute"):
+    with pytest.raises(
+        SamplerError, match="unknown sampler 'magic': use one of tpe, gp, cmaes, learned, random, brute"
+    ):
         made("magic")
 
 

@@ -42,6 +42,7 @@ def build_parser() -> Parser:
     _answer_commands(commands)
     _reproduce_command(commands)
     _explain_commands(commands)
+    _search_commands(commands)
     _database_commands(commands)
     return parser
 
@@ -288,6 +289,51 @@ def _explain_commands(commands: Any) -> None:
     ladder.add_argument("--from", dest="recorded", metavar="FILE", help="print a recorded ladder instead")
     ladder.add_argument("--svg", metavar="FILE", help="draw the times")
     _target(ladder)
+
+
+def _search_commands(commands: Any) -> None:
+    text = "every config of a bounded space, timed"
+    landscape = commands.add_parser("landscape", help=text, description=text, allow_abbrev=False)
+    actions = landscape.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    record = _command(actions, "record", "landscape", "record", "time every config of a bounded space on a GPU")
+    record.add_argument("shapes", nargs="+", metavar="MxNxK[:DTYPE]", help="problems, recorded in this order")
+    record.add_argument("--winners", metavar="FILE", help="recorded measurements whose configs the space must hold")
+    record.add_argument("--wall-s", type=float, default=540.0, metavar="SECONDS", help="begin nothing after (540)")
+    _landscapes(record)
+    _landscapes(_command(actions, "list", "landscape", "listing", "say what was recorded"))
+    give = _command(actions, "export", "landscape", "export", "write a landscape for another tuner")
+    give.add_argument("name", metavar="NAME", help="as listed")
+    give.add_argument("file", metavar="FILE", help="file to write")
+    give.add_argument(
+        "--format", choices=("t4", "kernel-tuner"), default="t4", help="T4 (default), or a cache file of Kernel Tuner"
+    )
+    _landscapes(give)
+    replay = _command(commands, "replay", "replay", "replay", "run samplers against recorded landscapes, without a GPU")
+    replay.add_argument(
+        "--strategy",
+        nargs="+",
+        default=["random", "tpe", "tpe+starts", "learned", "learned+starts"],
+        metavar="NAME",
+        help="SAMPLER or SAMPLER+SOURCE+..., such as tpe+model; sources: presets, measured, neighbours, heuristics, "
+        "model, or starts for all",
+    )
+    replay.add_argument("--seeds", type=_positive, default=50, metavar="N", help="runs of each (50)")
+    replay.add_argument("--trials", type=_positive, default=48, metavar="N", help="candidates of each run (48)")
+    replay.add_argument("--in-flight", type=_positive, default=8, metavar="N", help="trials in flight (8)")
+    replay.add_argument("--compile-processes", type=_positive, default=16, metavar="N", help="simulated ones (16)")
+    replay.add_argument("--processes", type=_positive, metavar="N", help="of this machine (default: the CPU cores)")
+    replay.add_argument("--train", metavar="DIR", help="more landscapes to learn from, not replayed")
+    replay.add_argument("--winners", metavar="FILE", help="recorded measurements of other problems, as neighbours")
+    replay.add_argument("--winners-device", default="NVIDIA H200", metavar="NAME", help="their device (NVIDIA H200)")
+    replay.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")
+    replay.add_argument("--plots", metavar="DIR", help="write pictures (SVG)")
+    _landscapes(replay)
+
+
+def _landscapes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dir", default="results/landscapes", metavar="DIR", help="folder of landscapes (default results/landscapes)"
+    )
 
 
 def _database_commands(commands: Any) -> None:

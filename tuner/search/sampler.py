@@ -10,27 +10,32 @@ from __future__ import annotations
 
 import hashlib
 import random
+import warnings
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.samplers import TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from search_space.starting import PRESETS
 from tuner.search.knobs import KnobSpace
+from tuner.search.samplers import KINDS, LEARNED, MODEL_FREE, OPTUNA, Candidates, LearnedSampler, optuna_sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from optuna.samplers import BaseSampler
 
     from kernels.config import GemmConfig
+    from tuner.search.cost_model import CostModel
     from tuner.search.searched import SearchedSpace
 
 _STUDY = "search"
-SAMPLERS = ("tpe", "random", "brute")
+SAMPLERS = KINDS
 MAX_ATTEMPTS = 8  # of drawing a config that was not asked before; then the seeded order decides
 REPAIR_DRAWS = 100  # half a millisecond
-STARTUP_TRIALS = 10  # timed trials before TPE models anything; starting configs are among them
+STARTUP_TRIALS = 10  # timed trials before a sampler of Optuna's models anything; starting configs are among them
 MAX_WITHOUT_TIME = 8  # trials in a row without a time, after which TPE has lost its way and a legal config is drawn
 
 
@@ -44,11 +49,37 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
+def tried_first(kind: str, starting: Sequence[GemmConfig]) -> Sequence[GemmConfig]:
+    """Those of the starting configs that are asked before the sampler is.
+
+    Ours weighs them itself, beside everything else that it knows: where a list of 14 came first, half of 16 trials went
+    to configs that it expected to be slow. Only where nothing of the kind was ever measured do the presets come first.
+    """
+    if kind != LEARNED:
+        return starting
+    presets = frozenset(PRESETS.values())
+    return [config for config in starting if config in presets and config.arch.name != "sm_90a"]
+
+
 class ConfigSampler:
     """Asks for configs by number and is told times by number, in any order. Not thread-safe: the loop owns it."""
 
-    def __init__(self, kind: str, space: SearchedSpace, *, seed: int, in_flight: int) -> None:
-        """`in_flight` is D of the module's rule. Raises SamplerError for an unknown kind."""
+    def __init__(
+        self,
+        kind: str,
+        space: SearchedSpace,
+        *,
+        seed: int,
+        in_flight: int,
+        model: CostModel | None = None,
+        also: Sequence[GemmConfig] = (),
+    ) -> None:
+        """`in_flight` is D of the module's rule.
+
+        model, also: what the sampler "learned" begins with, the same for a study that goes on after a stop: a model of
+            other problems' times, and configs that are known to be good
+        Raises SamplerError for an unknown kind.
+        """
         if kind not in SAMPLERS:
             raise SamplerError(f"unknown sampler {kind!r}: use one of {', '.join(SAMPLERS)}")
         self._kind = kind
@@ -62,11 +93,15 @@ class ConfigSampler:
         self._timed = 0  # of them, those with a time
         self._without_time = 0  # of them, those since the last one with a time
         self._waiting: dict[int, tuple[GemmConfig, float | None]] = {}
-        self._asked: set[GemmConfig] = set()
+        self._asked: dict[GemmConfig, None] = {}  # a dict keeps their order: sums must not depend on that of a set
+        self._heard: set[GemmConfig] = set()
+        self._model, self._also = model, also
+        self._candidates: Candidates | None = None
+        self.gain: float | None = None
 
     def claim(self, config: GemmConfig) -> None:
         """This config is asked without the sampler (a starting config, a stored trial): never suggest it."""
-        self._asked.add(config)
+        self._asked[config] = None
 
     def tell(self, number: int, config: GemmConfig, time_us: float | None) -> None:
         """The outcome of trial `number`: its time in us, or None when it has none and the sampler should keep away."""
@@ -86,7 +121,7 @@ class ConfigSampler:
         if config is None:
             config = self._next_in_order()
         if config is not None:
-            self._asked.add(config)
+            self._asked[config] = None
         return config
 
     def _feed(self, number: int) -> None:
@@ -96,9 +131,10 @@ class ConfigSampler:
         while self._told <= last:
             config, time_us = self._waiting.pop(self._told)
             self._told += 1
+            self._heard.add(config)
             self._timed += time_us is not None
             self._without_time = 0 if time_us is not None else self._without_time + 1
-            if self._kind == "tpe" and (frozen := self._frozen(config, time_us)) is not None:
+            if self._kind not in MODEL_FREE and (frozen := self._frozen(config, time_us)) is not None:
                 self._study.add_trial(frozen)
 
     def _frozen(self, config: GemmConfig, time_us: float | None) -> FrozenTrial | None:
@@ -140,18 +176,45 @@ class ConfigSampler:
         return min(fresh, key=lambda draw: self._space.distance(config, draw), default=None)
 
     def _suggest(self, seed: int) -> GemmConfig:
-        """Random: uniform over the configs worth asking. TPE: the same until it has something to model."""
-        if self._kind == "random" or self._timed < STARTUP_TRIALS or self._without_time >= MAX_WITHOUT_TIME:
+        """Random: uniform over the configs worth asking. Optuna's samplers: the same until there is something to model.
+
+        Ours models from the first trial on: it knows the performance model, and other problems where there were any.
+        """
+        lost = self._without_time >= MAX_WITHOUT_TIME
+        if self._kind == "random" or (self._kind in OPTUNA and (self._timed < STARTUP_TRIALS or lost)):
             return random.Random(seed).choice(self._space.configs)
+        sampler = self._learned() if self._kind == LEARNED else optuna_sampler(self._kind, seed)
+        if self._kind == "gp":  # writes to the trial that it is asked for, so it needs one: in a copy of the study
+            return self._knobs.config({**self._knobs.only_values, **self._asked_in_a_copy(sampler)})
         # Through the sampler's public interface: `Study.ask` would leave a running trial behind for every suggestion.
-        # constant_liar looks at running trials, which the rule of this module forbids.
-        sampler = TPESampler(seed=seed, n_startup_trials=0, multivariate=True, constant_liar=False)
         # A study object keeps the list of trials it saw first; `Study.ask` would renew it, a fresh object does too.
         study = optuna.load_study(study_name=_STUDY, storage=self._storage, sampler=sampler)
         trial = create_trial(state=TrialState.RUNNING)
         # Every trial of this study has every knob, so there is no need to let the sampler work out which they share.
         params = sampler.sample_relative(study, trial, self._knobs.open_distributions)
+        if isinstance(sampler, LearnedSampler):
+            self.gain = sampler.gain
+            if not params:  # every candidate was asked; what is left of the space follows in its seeded order
+                return random.Random(seed).choice(self._space.configs)
         return self._knobs.config({**self._knobs.only_values, **params})
+
+    def _asked_in_a_copy(self, sampler: BaseSampler) -> dict[str, Any]:
+        copy = _quiet_study()[1]
+        copy.sampler = sampler
+        copy.add_trials(self._study.get_trials(deepcopy=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the sampler is experimental, and says so each time
+            params: dict[str, Any] = copy.ask(self._knobs.open_distributions).params
+        return params
+
+    def _learned(self) -> LearnedSampler:
+        """Ours, with what of it stays the same all through the study."""
+        if self._candidates is None:
+            self._candidates = Candidates(
+                self._space, self._model, random.Random(seed_of(self._seed, "pool")), self._also
+            )
+        flying = [c for c in self._asked if c not in self._heard and self._space.rejection(c) is None]
+        return LearnedSampler(self._candidates, self._knobs, taken=self._asked, flying=flying)
 
     def _next_in_order(self) -> GemmConfig | None:
         if self._order is None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from search_space.askable import askable_configs
 from search_space.checks import rejection
+from search_space.features import features
 from search_space.space import choices
+from search_space.starting import model_picks
 
 if TYPE_CHECKING:
     import random
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from kernels.config import GemmConfig
     from kernels.devices import DeviceProfile
     from kernels.problem import GemmProblem
+    from search_space.features import Features
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +29,16 @@ class SearchedSpace:
     choices: values of each knob
     configs: every config worth asking, in a fixed order; need not be a list
     rejection: why a combination of choices is not among them, or None
+    features: a config as numbers, for samplers that learn; None for a space that knows no problem
+    picks: so many configs that the performance model expects to be fastest; none for a space that knows no problem
     """
 
     arch: str
     choices: Mapping[str, tuple[Any, ...]]
     configs: Sequence[GemmConfig]
     rejection: Callable[[GemmConfig], str | None]
+    features: Callable[[GemmConfig], Features] | None = None
+    picks: Callable[[int], Sequence[GemmConfig]] = lambda count: ()
 
     @classmethod
     def of(cls, problem: GemmProblem, profile: DeviceProfile) -> SearchedSpace:
@@ -41,20 +48,25 @@ class SearchedSpace:
             choices=choices(profile.arch),
             configs=askable_configs(problem, profile),
             rejection=lambda config: rejection(problem, config, profile),
+            features=lambda config: features(problem, config, profile),
+            picks=lambda count: model_picks(problem, profile, count),
         )
 
     @classmethod
-    def of_configs(cls, configs: Sequence[GemmConfig]) -> SearchedSpace:
+    def of_configs(
+        cls, configs: Sequence[GemmConfig], describe: Callable[[GemmConfig], Features] | None = None
+    ) -> SearchedSpace:
         """Exactly these configs, of one architecture. Raises ValueError for none."""
         if not configs:
             raise ValueError("a space needs at least one config")
         knobs = {name: tuple(dict.fromkeys(getattr(c, name) for c in configs)) for name in type(configs[0]).knobs()}
-        keys = frozenset(config.key for config in configs)
+        members = frozenset(configs)
         return cls(
             arch=configs[0].arch.name,
             choices=knobs,
             configs=tuple(configs),
-            rejection=lambda config: None if config.key in keys else "not one of the configs of this space",
+            rejection=lambda config: None if config in members else "not one of the configs of this space",
+            features=describe,
         )
 
     def shuffled(self, rng: random.Random) -> Iterator[GemmConfig]:

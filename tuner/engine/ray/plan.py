@@ -101,6 +101,7 @@ class NodePlan:
             compile=CompilePoolOptions(processes=processes, limit_s=self.compile_limit_s),
             gpus=self.gpus,
             spares=self.gpu_spares,
+            verdicts=Path(self.artifacts_dir).parent / "verdicts",
         )
         return LocalMachine(options, self.artifacts)
 
