@@ -136,30 +136,43 @@ std::string Apart(int operand) {
          std::to_string(alignment / kElementBytes) + " elements)";
 }
 
+bool HasDtype(const TensorView& tensor) {
+  const DLDataType dtype = tensor.dtype();
+  return dtype.code == (gemm_payload.is_bfloat16 ? kDLBfloat : kDLFloat) && dtype.bits == 16 && dtype.lanes == 1;
+}
+
+bool HasShape(const TensorView& tensor, int64_t rows, int64_t cols) {
+  return tensor.ndim() == 2 && tensor.size(0) == rows && tensor.size(1) == cols;
+}
+
+bool HasWholeRows(const TensorView& tensor) { return tensor.size(1) == 1 || tensor.stride(1) == 1; }
+
+bool HasCloseRows(const TensorView& tensor) { return RowBytes(tensor) == kElementBytes * tensor.size(1); }
+
+bool IsAligned(int operand, const TensorView& tensor) {
+  return reinterpret_cast<uintptr_t>(Address(tensor)) % static_cast<uintptr_t>(gemm_payload.alignment[operand]) == 0;
+}
+
 void CheckOperand(int operand, const TensorView& tensor, int64_t rows, int64_t cols) {
   const char* name = kNames[static_cast<size_t>(operand)];
-  const DLDataType dtype = tensor.dtype();
-  const int code = gemm_payload.is_bfloat16 ? kDLBfloat : kDLFloat;
-  if (dtype.code != code || dtype.bits != 16 || dtype.lanes != 1) {
+  if (!HasDtype(tensor)) {
     TVM_FFI_THROW(TypeError) << name << " must be " << (gemm_payload.is_bfloat16 ? "bfloat16" : "float16");
   }
   if (tensor.device().device_type != kDLCUDA) {
     TVM_FFI_THROW(ValueError) << name << " must be on a CUDA device";
   }
-  if (tensor.ndim() != 2 || tensor.size(0) != rows || tensor.size(1) != cols) {
+  if (!HasShape(tensor, rows, cols)) {
     TVM_FFI_THROW(ValueError) << name << " must have shape (" << rows << ", " << cols << "), got " << ShapeText(tensor);
   }
   if (rows == 0 || cols == 0) return;
-  const bool whole_rows = cols == 1 || tensor.stride(1) == 1;
   const int32_t alignment = gemm_payload.alignment[operand];
   const int64_t row_bytes = RowBytes(tensor);
-  const bool close = row_bytes == kElementBytes * cols;
   const bool apart = row_bytes > kElementBytes * cols && row_bytes % alignment == 0 && row_bytes <= kMaxRowBytes;
-  if (!whole_rows || !(close || (apart && !gemm_payload.contiguous[operand]))) {
+  if (!HasWholeRows(tensor) || !(HasCloseRows(tensor) || (apart && !gemm_payload.contiguous[operand]))) {
     TVM_FFI_THROW(ValueError) << name << " must be row-major and contiguous" << Apart(operand) << ", got strides ("
                               << tensor.stride(0) << ", " << tensor.stride(1) << ")";
   }
-  if (reinterpret_cast<uintptr_t>(Address(tensor)) % static_cast<uintptr_t>(alignment) != 0) {
+  if (!IsAligned(operand, tensor)) {
     TVM_FFI_THROW(ValueError) << name << " must start at a " << alignment << "-byte aligned address";
   }
 }
@@ -365,9 +378,55 @@ void Gemm(TensorView a, TensorView b, TensorView d) {
   }
 }
 
+// A matrix with its axes swapped, over the same memory.
+class Transposed {
+ public:
+  explicit Transposed(const TensorView& matrix)
+      : shape_{matrix.size(1), matrix.size(0)}, strides_{matrix.stride(1), matrix.stride(0)} {
+    view_.data = matrix.data_ptr();
+    view_.device = matrix.device();
+    view_.ndim = 2;
+    view_.dtype = matrix.dtype();
+    view_.shape = shape_.data();
+    view_.strides = strides_.data();
+    view_.byte_offset = matrix.byte_offset();
+  }
+  Transposed(const Transposed&) = delete;
+  Transposed& operator=(const Transposed&) = delete;
+  TensorView view() const { return TensorView(&view_); }
+
+ private:
+  std::array<int64_t, 2> shape_, strides_;
+  DLTensor view_{};
+};
+
+bool IsContiguous(int operand, const TensorView& tensor, int64_t rows, int64_t cols) {
+  return HasDtype(tensor) && tensor.device().device_type == kDLCUDA && HasShape(tensor, rows, cols) &&
+         HasWholeRows(tensor) && HasCloseRows(tensor) && IsAligned(operand, tensor);
+}
+
+// a (M, K) @ b (K, N), both as a caller of torch.matmul holds them, into a tensor of the caller's framework. Nothing, and
+// no error, unless this module serves them: a contiguous, and b the transpose of a contiguous matrix.
+tvm::ffi::Optional<tvm::ffi::Tensor> Product(TensorView a, TensorView b) {
+  const GemmPayload& p = gemm_payload;
+  if (a.ndim() != 2 || b.ndim() != 2) return std::nullopt;
+  const int64_t m = p.dynamic_m ? a.size(0) : p.m;
+  const Transposed weight(b);
+  if (m < 1 || m > kMaxRows || !IsContiguous(GEMM_A, a, m, p.k) || !IsContiguous(GEMM_B, weight.view(), p.n, p.k) ||
+      a.device().device_id != b.device().device_id) {
+    return std::nullopt;
+  }
+  const std::array<int64_t, 2> shape = {m, p.n};
+  tvm::ffi::Tensor d = tvm::ffi::Tensor::FromEnvAlloc(
+      TVMFFIEnvTensorAlloc, tvm::ffi::ShapeView(shape.data(), shape.size()), a.dtype(), a.device());
+  Gemm(a, weight.view(), d);
+  return d;
+}
+
 tvm::ffi::String Describe() { return tvm::ffi::String(gemm_payload.description); }
 
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gemm, Gemm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(product, Product);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, Describe);

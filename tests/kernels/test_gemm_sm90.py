@@ -25,6 +25,8 @@ from kernels.toolchain import find_toolchain
 from tests.soak.compile_random import is_clean, run
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pathlib import Path
 
 BIG = GemmProblem.parse("2048x2048x512")
@@ -277,6 +279,22 @@ def test_wrong_argument_is_refused_before_any_launch(
     operands = [np.zeros(shape, dtype) for shape in ((1000, 1032), (1096, 1032), (1000, 1096))]
     with pytest.raises(error, match=message):
         tvm_ffi.load_module(module_path)["gemm"](*operands)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (np.zeros((1000, 1032), np.float16), np.zeros((1096, 1032), np.float16).T),  # in host memory
+        (np.zeros((1000, 1032), np.float32), np.zeros((1096, 1032), np.float32).T),
+        (np.zeros((1000, 1032), np.float16), np.zeros((1096, 1031), np.float16).T),
+        (np.zeros(1032, np.float16), np.zeros((1096, 1032), np.float16).T),
+    ],
+)
+def test_product_of_operands_that_the_module_does_not_serve_is_nothing(
+    module_path: Path, a: NDArray[Any], b: NDArray[Any]
+) -> None:
+    """Its caller has another way to compute them: no error, no allocation, no launch."""
+    assert tvm_ffi.load_module(module_path)["product"](tvm_ffi.from_dlpack(a), tvm_ffi.from_dlpack(b)) is None
 
 
 def test_header_that_nothing_uses_is_left_out_and_makes_no_difference(tmp_path: Path) -> None:

@@ -150,9 +150,10 @@ def stub(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         del sys.modules[name]
 
 
-@pytest.fixture
-def gemms(stub: Stub) -> Any:
+@pytest.fixture(params=[True, False], ids=["modules of today", "modules without `product`"])
+def gemms(stub: Stub, request: pytest.FixtureRequest) -> Any:
     """The imported package."""
+    stub.has_product = request.param
     return importlib.import_module("tuned_gemms")
 
 
@@ -226,6 +227,19 @@ def test_what_no_kernel_serves_goes_to_torch_and_is_counted(
     assert gemms.counts() == gemms.Counts(tuned=0, fallback={words: 1})
     gemms.reset_counts()
     assert gemms.counts() == gemms.Counts(tuned=0, fallback={})
+
+
+def test_what_has_no_kernel_is_remembered_and_counted_each_time(gemms: Any) -> None:
+    """The second time one look into a table tells; shapes without end do not fill the memory."""
+    dispatch = importlib.import_module("tuned_gemms._dispatch")
+    for rows in (M + 1, M + 1, M + 2):
+        assert product(gemms, tensor(rows, K), weight()).computed_by == "torch"
+    assert len(dispatch._unserved) == 2
+    assert gemms.counts().fallback == {dispatch.NO_KERNEL: 3}
+    dispatch._MOST_UNSERVED = 2
+    product(gemms, tensor(M + 3, K), weight())
+    assert len(dispatch._unserved) == 2
+    assert product(gemms, tensor(M, K), weight()).computed_by.endswith(".so")
 
 
 def test_autocast_to_the_operands_own_dtype_changes_nothing(gemms: Any, stub: Stub) -> None:

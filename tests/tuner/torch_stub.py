@@ -106,11 +106,19 @@ class State:
     properties: Properties = Properties()
 
 
+class Module(dict[str, Any]):
+    """tvm_ffi.Module."""
+
+    def implements_function(self, name: str) -> bool:
+        return name in self
+
+
 class Stub:
     """The modules to put into `sys.modules`, and what happened through them."""
 
     def __init__(self) -> None:
         self.state = State()
+        self.has_product = True  # whether kernels are built as they are today
         self.loaded: list[str] = []
         self.operators: dict[str, Callable[..., Tensor]] = {}
         torch = types.ModuleType("torch")
@@ -154,7 +162,7 @@ class Stub:
         made.computed_by = "torch"
         return made
 
-    def _load_module(self, path: str) -> dict[str, Callable[..., None]]:
+    def _load_module(self, path: str) -> Module:
         self.loaded.append(path)
 
         def gemm(a: Tensor, b: Tensor, d: Tensor) -> None:
@@ -165,7 +173,18 @@ class Stub:
             d.array[:] = a.array @ b.array.T
             d.computed_by = path
 
-        return {"gemm": gemm}
+        def product(a: Tensor, b: Tensor) -> Tensor | None:
+            """As kernels/launcher/launcher.cc has it."""
+            assert not a.requires_grad
+            assert not b.requires_grad
+            alike = (a.dtype, a.device) == (b.dtype, b.device)
+            if not (alike and a.is_contiguous() and b.t().is_contiguous() and not (a.data_ptr() | b.data_ptr()) % 16):
+                return None
+            d = Tensor(aligned((a.shape[0], b.shape[1])), a.dtype, a.device)
+            gemm(a, b.t(), d)
+            return d
+
+        return Module({"gemm": gemm, "product": product} if self.has_product else {"gemm": gemm})
 
     @staticmethod
     def _check(holds: bool, message: Callable[[], str]) -> None:

@@ -1,7 +1,7 @@
 """`matmul`: which kernel serves a product, and what happens to the others.
 
-The way of a tuned product is written for little host time: one look into a table, checks that read flags, no views but
-the one that the kernel needs.
+The way of a tuned product is written for little host time: one look into a table, checks that read flags, and one call
+that looks at the operands' memory, makes the output and launches. The way of all others ends at the same table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from ._library import DTYPES, Kernel, kernels_of, load
+from ._library import ALIGNMENT, DTYPES, Kernel, Product, kernels_of, load
 
 NO_KERNEL = "no kernel for this shape, dtype and device"
 NO_CUDA = "not on a CUDA device"
@@ -29,9 +29,8 @@ SUBCLASS = "a tensor subclass or a function transform"
 CAPTURE = "first call of its kernel inside a graph capture: call it once before"
 
 _PLAIN = frozenset({Tensor, Parameter})
-_ALIGNMENT = 15
+_MOST_UNSERVED = 4096  # shapes that are known to have no kernel; a network has few, a stray loop must not fill memory
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-_empty = torch.empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +48,14 @@ class Counts:
 class _Ready:
     """A kernel that is loaded for one device.
 
-    run: the function, called with A, B transposed and D
-    size: of D
+    product: of its operands; None where it does not serve how they lie
     called: whether it ran before, so that its code is on the device
     """
 
-    __slots__ = ("called", "run", "size")
+    __slots__ = ("called", "product")
 
-    def __init__(self, run: Any, size: tuple[int, int]) -> None:
-        self.run, self.size, self.called = run, size, False
+    def __init__(self, product: Product) -> None:
+        self.product, self.called = product, False
 
 
 class _Counter:
@@ -83,6 +81,7 @@ class _Counter:
 _tuned = _Counter()
 _fallbacks: dict[str, _Counter] = {}
 _ready: dict[tuple[Any, ...], _Ready] = {}
+_unserved: dict[tuple[Any, ...], None] = {}  # keys that have no kernel
 _prepared: set[torch.device] = set()
 _lock = Lock()
 
@@ -96,33 +95,30 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     if is_compiling():
         return _compiled(a, b)
-    found = _ready.get((a.shape, b.shape, a.dtype, a.device))
-    if found is None:
-        return _unknown(a, b)
-    return _product(found, a, b)
+    key = (a.shape, b.shape, a.dtype, a.device)
+    found = _ready.get(key)
+    if found is not None:
+        return _product(found, a, b)
+    if key in _unserved:
+        return _fall_back(a, b, NO_KERNEL)
+    return _unknown(a, b, key)
 
 
 def _product(found: _Ready, a: Tensor, b: Tensor) -> Tensor:
     """The product of shapes that a kernel serves. What is true of nearly every call is asked in one go."""
-    weight = b.t()
     if (
         type(a) in _PLAIN
         and type(b) in _PLAIN
         and not _transforms_active()
-        and b.dtype is a.dtype
-        and b.device == a.device
-        and a.is_contiguous()
-        and weight.is_contiguous()
-        and not (a.data_ptr() | b.data_ptr()) & _ALIGNMENT
         and not ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
         and not (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype)
         and (found.called or not torch.cuda.is_current_stream_capturing())
     ):
-        d = _empty(found.size, dtype=a.dtype, device=a.device)
-        found.run(a.detach() if a.requires_grad else a, weight, d)
-        found.called = True
-        _tuned.add()
-        return d
+        d = found.product(a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b)
+        if d is not None:
+            found.called = True
+            _tuned.add()
+            return d
     return _fall_back(a, b, _obstacle(a, b))
 
 
@@ -135,12 +131,12 @@ def _obstacle(a: Tensor, b: Tensor) -> str:
         LAYOUT: not (a.is_contiguous() and b.t().is_contiguous()),
         AUTOGRAD: (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
         AUTOCAST: torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype,
-        MISALIGNED: bool((a.data_ptr() | b.data_ptr()) & _ALIGNMENT),
+        MISALIGNED: bool((a.data_ptr() | b.data_ptr()) & (ALIGNMENT - 1)),
     }
     return next((reason for reason, holds in obstacles.items() if holds), CAPTURE)
 
 
-def _unknown(a: Tensor, b: Tensor) -> Tensor:
+def _unknown(a: Tensor, b: Tensor, key: tuple[Any, ...]) -> Tensor:
     """A product that the table does not hold: of a device seen for the first time, of folded dimensions, or of none."""
     if a.device.type != "cuda":
         return _fall_back(a, b, NO_CUDA)
@@ -151,6 +147,8 @@ def _unknown(a: Tensor, b: Tensor) -> Tensor:
         found = _ready.get((torch.Size((a.numel() // a.shape[-1], a.shape[-1])), b.shape, a.dtype, a.device))
         if found is not None:
             return _product(found, a.flatten(0, -2), b).unflatten(0, a.shape[:-1])
+    if len(_unserved) < _MOST_UNSERVED and (a.dim() <= 2 or a.is_contiguous()):
+        _unserved[key] = None  # whatever lies there: no strides decided it
     return _fall_back(a, b, NO_KERNEL)
 
 
@@ -160,7 +158,7 @@ def _prepare(device: torch.device) -> None:
         if device in _prepared:
             return
         for kernel in kernels_of(device):
-            _ready[_key(kernel, device)] = _Ready(load(kernel), (kernel.m, kernel.n))
+            _ready[_key(kernel, device)] = _Ready(load(kernel))
         _prepared.add(device)
 
 

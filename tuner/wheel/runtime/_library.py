@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,12 @@ import tvm_ffi
 
 FOLDER = Path(__file__).resolve().parent
 MANIFEST = "manifest.json"
+ALIGNMENT = 16  # bytes: of the start of an operand
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+
+# a (M, K) @ b (K, N), or None where the kernel does not serve how they lie in memory
+Product = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 
 
 class CorruptPackage(RuntimeError):
@@ -81,8 +86,8 @@ def kernels_of(device: torch.device) -> tuple[Kernel, ...]:
     return tuple(one for one in kernels() if (one.device, one.sm_count, CAPABILITIES.get(one.arch)) == here)
 
 
-def load(kernel: Kernel) -> Any:
-    """The kernel's function, called with A (M, K), B transposed (N, K) and D (M, N). Raises CorruptPackage."""
+def load(kernel: Kernel) -> Product:
+    """The kernel's product, for operands that are on its device. Raises CorruptPackage."""
     path = FOLDER / kernel.file
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -90,4 +95,29 @@ def load(kernel: Kernel) -> Any:
         raise CorruptPackage(f"{path} cannot be read: {error.strerror}; install the package again") from error
     if digest != kernel.sha256:
         raise CorruptPackage(f"{path} was changed: its SHA-256 is not the manifest's; install the package again")
-    return tvm_ffi.load_module(str(path))["gemm"]
+    module = tvm_ffi.load_module(str(path))
+    product: Product = (
+        module["product"] if module.implements_function("product") else _product_by(module["gemm"], kernel)
+    )
+    return product
+
+
+def _product_by(gemm: Any, kernel: Kernel) -> Product:
+    """The same of a module that was built before modules had `product`. What the module does there is done here."""
+    size = (kernel.m, kernel.n)
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+        weight = b.t()
+        if not (
+            b.dtype is a.dtype
+            and b.device == a.device
+            and a.is_contiguous()
+            and weight.is_contiguous()
+            and not (a.data_ptr() | b.data_ptr()) & (ALIGNMENT - 1)
+        ):
+            return None
+        d = torch.empty(size, dtype=a.dtype, device=a.device)
+        gemm(a, weight, d)
+        return d
+
+    return product
