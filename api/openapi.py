@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.views import ErrorBody
+from api.views.base import ErrorBody
 
 _DESCRIPTIONS = {
     401: "A bearer token is needed, or the one that was sent is not valid. Never on a loopback address.",

@@ -14,7 +14,7 @@ from api.pages.words import ratio_of
 from api.services import results
 from api.services.freshness import parts_of
 from api.services.results import time_us
-from api.views import ResultView
+from api.views.results import ResultView
 from db import queries
 from db.models import Result
 

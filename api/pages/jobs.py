@@ -15,7 +15,7 @@ from api.pages.route import PageRoute
 from api.pages.words import ratio_of
 from api.services import jobs
 from api.services.studies import found_study
-from api.views import JobStudyView, JobView
+from api.views.jobs import JobStudyView, JobView
 from db import queries
 from db.models import FINAL_STATES, LIVE_STATES, State
 from pictures.curves import best_so_far

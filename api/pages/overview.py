@@ -10,7 +10,7 @@ from api.pages.replies import page
 from api.pages.route import PageRoute
 from api.schemas import JobsQuery, ResultsQuery, StateName
 from api.services import devices, jobs, results
-from api.views import JobSummary
+from api.views.jobs import JobSummary
 from db.models import LIVE_STATES
 
 router = APIRouter(route_class=PageRoute)

@@ -12,7 +12,7 @@ from api.pages.route import Form, PageRoute
 from api.schemas import ExportIn, PinIn, RevisionsQuery
 from api.services import exports, results
 from api.services.exports import NEEDED_EVIDENCE
-from api.views import ResultView
+from api.views.results import ResultView
 from db.database import Database
 from db.models import FINAL_STATES
 from kernels.arch import arch_named

@@ -13,7 +13,7 @@ from api.pages.route import PageRoute
 from api.pages.words import ratio_of
 from api.schemas import QueryInt, Strict
 from api.services import studies
-from api.views import StudyView, TrialView
+from api.views.studies import StudyView, TrialView
 from db import queries
 from db.models import OUTCOMES
 from kernels.problem import MAX_EXTENT

@@ -22,7 +22,7 @@ from api.pages.replies import page, see
 from api.pages.route import Form, PageRoute
 from api.schemas import JobIn
 from api.services import devices, jobs
-from api.views import DeviceView, ProfileView
+from api.views.devices import DeviceView, ProfileView
 from db.database import Database
 from db.models import DeviceState
 from db.queries import NewStudy

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
-    from api.views import ProblemView
+    from api.views.problems import ProblemView
 
 DASH = "\N{EN DASH}"
 BINS = (0.8, 0.95, 0.995, 1.005, 1.05, 1.25)  # of the ratio to the library; outside of the middle the noise is passed

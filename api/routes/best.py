@@ -9,7 +9,7 @@ from api.replies import json_bytes
 from api.schemas import BestBulkIn, BestQuery
 from api.services import best
 from api.strict import StrictRoute, parsed_query
-from api.views import BestBulk, BestView, NoResultBody
+from api.views.answers import BestBulk, BestView, NoResultBody
 
 router = APIRouter(prefix="/v1/best", tags=["best"], route_class=StrictRoute)
 

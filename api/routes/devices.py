@@ -6,7 +6,7 @@ from api.deps import Db
 from api.openapi import errors
 from api.services import devices
 from api.strict import StrictRoute
-from api.views import DeviceList
+from api.views.devices import DeviceList
 
 router = APIRouter(prefix="/v1/devices", tags=["devices"], route_class=StrictRoute)
 

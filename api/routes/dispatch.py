@@ -10,7 +10,7 @@ from api.replies import json_bytes
 from api.schemas import DispatchQuery
 from api.services import dispatch
 from api.strict import StrictRoute
-from api.views import DispatchView
+from api.views.answers import DispatchView
 
 router = APIRouter(prefix="/v1/dispatch", tags=["best"], route_class=StrictRoute)
 

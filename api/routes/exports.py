@@ -8,7 +8,7 @@ from api.openapi import Responses, errors
 from api.schemas import ExportIn
 from api.services import exports
 from api.strict import StrictRoute
-from api.views import ExportView
+from api.views.exports import ExportView
 
 router = APIRouter(prefix="/v1/exports", tags=["exports"], route_class=StrictRoute)
 

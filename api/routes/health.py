@@ -8,7 +8,7 @@ from api.metrics import CONTENT_TYPE
 from api.openapi import Responses, errors
 from api.services import health
 from api.strict import StrictRoute
-from api.views import Health
+from api.views.devices import Health
 
 router = APIRouter(tags=["service"], route_class=StrictRoute)
 

@@ -11,7 +11,7 @@ from api.replies import json_reply
 from api.schemas import JobIn, JobsQuery
 from api.services import events, jobs
 from api.strict import StrictRoute
-from api.views import JobList, JobSubmitted, JobView
+from api.views.jobs import JobList, JobSubmitted, JobView
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 

@@ -7,7 +7,7 @@ from api.openapi import errors
 from api.schemas import PinIn
 from api.services import results
 from api.strict import StrictRoute
-from api.views import PinList, ResultView
+from api.views.results import PinList, ResultView
 
 router = APIRouter(prefix="/v1/pins", tags=["results"], route_class=StrictRoute)
 

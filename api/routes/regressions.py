@@ -9,7 +9,7 @@ from api.openapi import errors
 from api.schemas import RegressionsQuery
 from api.services import regressions
 from api.strict import StrictRoute
-from api.views import RegressionList
+from api.views.regressions import RegressionList
 
 router = APIRouter(prefix="/v1/regressions", tags=["results"], route_class=StrictRoute)
 

@@ -9,7 +9,7 @@ from api.openapi import errors
 from api.schemas import ResultsQuery, RevisionsQuery
 from api.services import results
 from api.strict import StrictRoute
-from api.views import ResultList, ResultView, RevisionList
+from api.views.results import ResultList, ResultView, RevisionList
 
 router = APIRouter(prefix="/v1/results", tags=["results"], route_class=StrictRoute)
 

@@ -9,7 +9,7 @@ from api.openapi import errors
 from api.schemas import TrialsQuery
 from api.services import studies
 from api.strict import StrictRoute
-from api.views import StudyView, TrialList
+from api.views.studies import StudyView, TrialList
 
 router = APIRouter(prefix="/v1/studies", tags=["studies"], route_class=StrictRoute)
 

@@ -1,7 +1,7 @@
 """Which config is best for a shape: tuned for it, tuned near it, or the heuristic's choice, in this order.
 
 One question is a list of one: both routes go the same way, so they give the same answers. An answer is put together
-from the text of the JSON columns as they are stored; `api.views.BestView` describes it.
+from the text of the JSON columns as they are stored; `api.views.answers.BestView` describes it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from api.views import DeviceList, DeviceView, ProfileView
+from api.views.devices import DeviceList, DeviceView, ProfileView
 from db import queries
 from db.models import DeviceState
 from kernels.devices import PROFILES

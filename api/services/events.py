@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
 
     from api.settings import ApiSettings
-    from api.views import JobView, TrialView
+    from api.views.jobs import JobView
+    from api.views.studies import TrialView
     from db.database import Database
 
 Place = tuple[int, int, int]

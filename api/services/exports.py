@@ -10,7 +10,7 @@ from starlette.responses import FileResponse
 from api.errors import BundleMissing, Conflict, UnverifiedResult
 from api.services.lookup import found
 from api.services.results import found_result
-from api.views import ExportView
+from api.views.exports import ExportView
 from db import queries
 from db.models import Export, Result, State
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select, text
 
 from api.metrics import RequestMetrics, by_state, family
-from api.views import Health
+from api.views.devices import Health
 from db.models import Export, Job, State, Study
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from api.services.lookup import found
 from api.services.problems import checked_problem
 from api.services.studies import problem_view
 from api.services.targets import Targets
-from api.views import JobList, JobStudyView, JobSubmitted, JobSummary, JobView, StudyState
+from api.views.jobs import JobList, JobStudyView, JobSubmitted, JobSummary, JobView
+from api.views.problems import StudyState
 from db import queries
 from db.models import LIVE_STATES, State, utc_now
 from db.queries import NewStudy

@@ -8,7 +8,7 @@ from api.schemas import MAX_PROBLEMS
 from api.services.freshness import parts_of, stale_reason
 from api.services.results import target_filter, time_us
 from api.services.studies import problem_view
-from api.views import RegressionList, RegressionSide, RegressionView
+from api.views.regressions import RegressionList, RegressionSide, RegressionView
 from db import queries
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from api.services.lookup import found
 from api.services.studies import problem_view
 from api.services.targets import Targets
 from api.services.vendor import verdict
-from api.views import MeasurementView, PinList, ResultList, ResultView, RevisionList
+from api.views.results import MeasurementView, PinList, ResultList, ResultView, RevisionList
 from db import queries
 from db.errors import NotPublishable
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from api.services.lookup import found
-from api.views import ProblemView, StudyView, TrialList, TrialView
+from api.views.problems import ProblemView
+from api.views.studies import StudyView, TrialList, TrialView
 from db import queries
 
 if TYPE_CHECKING:

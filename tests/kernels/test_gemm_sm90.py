@@ -25,9 +25,9 @@ from kernels.toolchain import find_toolchain
 from tests.soak.compile_random import is_clean, run
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 BIG = GemmProblem.parse("2048x2048x512")
 RAGGED = GemmProblem.parse("1000x1096x1032", dtype="fp16")
