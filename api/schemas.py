@@ -148,6 +148,8 @@ class BestOptions(Strict):
     """Device name or alias, or an architecture."""
     evidence: EvidenceName | None = None
     """Least evidence wanted; without it only published revisions (`numeric` and `checked`) answer."""
+    protocol: Literal["burst", "sustained"] = "burst"
+    """How it was timed: in short bursts, or under continuous load. A result under one never answers for the other."""
     environment: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """Only results of this environment: an `environment_key`, whole or without the source hash at its end."""
     allow_stale: bool = False

@@ -60,6 +60,7 @@ class DeviceState(StrEnum):
 
 
 MODES = ("measure", "model")
+BURST = "burst"  # the protocol that answers unless another is asked for
 PHASES = ("trial", "final")
 OUTCOMES = (
     "MEASURED",
@@ -386,9 +387,10 @@ class Device(Base):
 class Result(Base):
     """The best config that a study found for a problem on a device.
 
-    revision: null for a candidate; counts from 1 for each problem and device once published
-    current: what readers get: the pinned revision of its problem and device, else their newest one; or their newest
-        candidate of its evidence level
+    protocol: kind of the protocol it was timed under, "burst" for a modeled one
+    revision: null for a candidate; counts from 1 for each problem, device and protocol once published
+    current: what readers get: the pinned revision of its problem, device and protocol, else their newest one; or their
+        newest candidate of its evidence level
     pinned: whether someone wants this revision to stay the answer
     made_in: `environment_key` without the source hash: device, SM count, driver major, CUDA, toolchain
     evidence_level: position of the strongest evidence in EVIDENCE_ORDER
@@ -404,15 +406,16 @@ class Result(Base):
     __table_args__ = (
         # Also the index behind questions about old revisions: all rows of a shape lie together.
         UniqueConstraint(
-            "m", "n", "k", "dtype", "layout", "arch", "device_name", "revision", name="uq_results_problem_revision"
+            *("m", "n", "k", "dtype", "layout", "arch", "device_name", "protocol", "revision"),
+            name="uq_results_problem_revision",
         ),
         CheckConstraint("revision IS NULL OR revision >= 1", name="revision"),
         # Behind GET /v1/best. For one shape: a handful of current rows, however many old revisions. For the nearest:
-        # equality on the first four, a range on n, and all that the search reads, so that no row is fetched.
+        # equality on the first five, a range on n, and all that the search reads, so that no row is fetched.
         Index(
             "ix_results_nearby",
-            *("current", "dtype", "layout", "arch", "n", "k", "m", "device_name", "revision", "evidence_level"),
-            *("made_in", "pinned", "id"),
+            *("current", "dtype", "layout", "arch", "protocol", "n", "k", "m", "device_name", "revision"),
+            *("evidence_level", "made_in", "pinned", "id"),
             sqlite_where=text("current IS 1"),
             postgresql_where=text("current IS true"),
         ),
@@ -429,6 +432,7 @@ class Result(Base):
     layout: Mapped[str] = mapped_column(String(8))
     arch: Mapped[str] = mapped_column(String(32))
     device_name: Mapped[str] = mapped_column(String(128))
+    protocol: Mapped[str] = mapped_column(String(16), default=BURST)
     study_id: Mapped[str | None] = mapped_column(ForeignKey("studies.id"))
     trial_number: Mapped[int | None]
     revision: Mapped[int | None]

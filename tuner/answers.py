@@ -122,6 +122,7 @@ class Best(TypedDict):
     device: str | None
     config: Json
     evidence: list[str]
+    protocol: str | None
     environment: Json | None
     revision: int | None
     pinned: bool

@@ -156,6 +156,7 @@ class Client:
         dtype: str = "bf16",
         layout: str = "NT",
         evidence: str | None = None,
+        protocol: str | None = None,
         environment: str | None = None,
         allow_stale: bool = False,
         allow_default: bool = False,
@@ -164,6 +165,7 @@ class Client:
         """Best config for a shape; `device` is a device or an architecture. A 404 carries `body["submit"]`."""
         params = _given(m=m, n=n, k=k, dtype=dtype, layout=layout, device=device, evidence=evidence, revision=revision)
         params |= _given(environment=environment, allow_stale=allow_stale or None, allow_default=allow_default or None)
+        params |= _given(protocol=protocol)
         return cast("Best", self._json("GET", "/v1/best", params=params))
 
     def best_many(self, problems: Sequence[Mapping[str, Any]], *, device: str, **options: Any) -> Json:
@@ -181,12 +183,14 @@ class Client:
         m_min: int = 1,
         m_max: int | None = None,
         evidence: str | None = None,
+        protocol: str | None = None,
         environment: str | None = None,
         allow_stale: bool = False,
     ) -> Json:
         """Ranges of M with their answers, N and K fixed, and the gaps between them."""
         params = _given(n=n, k=k, dtype=dtype, layout=layout, device=device, m_min=m_min, m_max=m_max)
         params |= _given(evidence=evidence, environment=environment, allow_stale=allow_stale or None)
+        params |= _given(protocol=protocol)
         return self._json("GET", "/v1/dispatch", params=params)
 
     def study(self, study_id: str) -> Study:

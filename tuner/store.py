@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from db import queries
 from db.errors import DatabaseBusy
-from db.models import Export
+from db.models import BURST, Export
 from kernels.config import GemmConfig, config_from_dict
 from tuner.progress import vendor_ratio
 from tuner.records import Environment, Evidence, Measurement, Outcome, State, Trial
@@ -210,7 +210,7 @@ def wall_before_s(session: Session, study: Study) -> float:
 
 
 def previous_winner(session: Session, request: TuneRequest, device_name: str) -> GemmConfig | None:
-    """The config of the newest published result of this problem on this device."""
+    """The config of the newest published result of this problem on this device, timed as this study will be."""
     problem = request.problem
     best = queries.best_exact(
         session,
@@ -221,6 +221,7 @@ def previous_winner(session: Session, request: TuneRequest, device_name: str) ->
         problem.layout,
         arch=request.arch,
         device_name=device_name,
+        protocol=request.protocol.kind,
     )
     return config_from_dict(best.arch, best.config) if best is not None else None
 
@@ -317,6 +318,7 @@ def _new_result(place: StudyPlace, result: StudyResult) -> queries.NewResult:
         layout=problem.layout.value,
         arch=place.request.arch,
         device_name=place.device.name,
+        protocol=measurement.protocol.kind if measurement else BURST,
         study_id=place.study_id,
         trial_number=winner.number,
         config=winner.config.to_dict(),

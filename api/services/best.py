@@ -19,7 +19,7 @@ from api.errors import NoResult, ProblemError, RequestError
 from api.services.problems import checked_kind, checked_problem
 from api.services.vendor import verdict
 from db import queries
-from db.models import EVIDENCE_ORDER
+from db.models import BURST, EVIDENCE_ORDER
 from kernels.config import config_from_dict
 from kernels.errors import ConfigError
 from kernels.problem import Dtype, GemmProblem, Layout
@@ -122,7 +122,7 @@ def answer_many(session: Session, body: BestBulkIn, known: Known, nearest_limit_
             answers, missing = _answers_or_misses(session, shapes, wish, known)
             found |= {(dtype, shape): one for shape, one in answers.items()}
             untuned += missing
-    submit = submit_body(untuned, target) if untuned else None
+    submit = submit_body(untuned, target, body.protocol) if untuned else None
     return orjson.dumps({"items": [found[one] for one in asked], "submit": submit})
 
 
@@ -155,6 +155,7 @@ def wish_of(options: BestOptions, dtype: str, target: Target, known: Known, near
         layout=layout.value,
         arch=target.arch.name,
         device_name=target.device,
+        protocol=options.protocol,
         evidence=options.evidence.value if options.evidence else PUBLISHED,
         environment=options.environment,
         stale=() if options.allow_stale or options.environment else known.stale,
@@ -295,6 +296,7 @@ def _default(problem: GemmProblem, target: Target) -> Json | None:
         "device": profile.name,
         "config": config.to_dict(),
         "evidence": [MODELED],
+        "protocol": None,
         "environment": None,
         "revision": None,
         "pinned": False,
@@ -327,6 +329,7 @@ def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
         "device": row.device_name,
         "config": orjson.Fragment(row.config),
         "evidence": orjson.Fragment(row.evidence),
+        "protocol": row.protocol,
         "environment": orjson.Fragment(row.environment) if row.environment != "{}" else None,
         "revision": row.revision,
         "pinned": bool(row.pinned),
@@ -385,7 +388,14 @@ def _revision(session: Session, shape: Shape, wish: Wish, revision: int, known: 
     """The revision that was asked for by its number, stale or not. Raises ProblemError, NoResult."""
     problem, which = _problem(shape, wish), wish.which
     found = queries.best_exact(
-        session, *shape, which.dtype, which.layout, arch=which.arch, device_name=which.device_name, revision=revision
+        session,
+        *shape,
+        which.dtype,
+        which.layout,
+        arch=which.arch,
+        device_name=which.device_name,
+        protocol=which.protocol,
+        revision=revision,
     )
     if found is not None:
         return answer_view(shape, queries.answers_by_id(session, [found.id])[found.id], known)
@@ -394,7 +404,7 @@ def _revision(session: Session, shape: Shape, wish: Wish, revision: int, known: 
     raise NoResult(
         f"{problem} on {wish.target} has no revision {revision}: {there}",
         hint="leave revision out for the newest, or POST `submit` to /v1/jobs to tune the shape",
-        extra={"submit": submit_body([_problem_view(problem)], wish.target)},
+        extra={"submit": submit_body([_problem_view(problem)], wish.target, wish.which.protocol)},
     )
 
 
@@ -415,7 +425,7 @@ def _nothing(session: Session, problem: GemmProblem, wish: Wish) -> NoResult:
     return NoResult(
         f"nothing is tuned for {problem} on {wish.target}, or near it, with evidence {wish.which.evidence}",
         hint=hint,
-        extra={"submit": submit_body([_problem_view(problem)], wish.target)},
+        extra={"submit": submit_body([_problem_view(problem)], wish.target, wish.which.protocol)},
     )
 
 
@@ -424,7 +434,8 @@ def _best_row(session: Session, problem: GemmProblem, which: queries.Which) -> A
     return queries.best_exact_many(session, [shape], which).get(shape)
 
 
-def submit_body(problems: Sequence[Json], target: Target) -> Json:
+def submit_body(problems: Sequence[Json], target: Target, protocol: str = BURST) -> Json:
     """Body of POST /v1/jobs for these problems."""
     where = {"device": target.device} if target.device else {"arch": target.arch.name}
-    return {"problems": list(problems), **where}
+    how = {} if protocol == BURST else {"protocol": {"kind": protocol}}
+    return {"problems": list(problems), **where, **how}

@@ -62,7 +62,7 @@ def table(session: Session, query: DispatchQuery, known: Known, nearest_limit_lo
             "m_max": last,
             "ranges": [_range_view(one, known) for one in ranges],
             "gaps": [{"m_min": first, "m_max": end} for first, end in gaps],
-            "submit": submit_body(shapes_view(missing, which), target) if missing else None,
+            "submit": submit_body(shapes_view(missing, which), target, which.protocol) if missing else None,
         }
     )
 

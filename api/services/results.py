@@ -101,6 +101,7 @@ def _view(result: Result, samples: Measurement | None, coverage: dict[str, Any] 
         current=result.current,
         config=result.config,
         evidence=result.evidence,
+        protocol=result.protocol,
         environment=result.environment or None,
         environment_key=result.environment_key or None,
         median_us=time_us(result),

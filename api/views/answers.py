@@ -46,6 +46,8 @@ class BestView(BaseModel):
     """Device the time is of; the profile that the model used for `default`."""
     config: Json
     evidence: list[str]
+    protocol: str | None
+    """How it was timed: `burst` or `sustained`, null for `default`."""
     environment: Json | None
     revision: int | None
     """Number of the published revision; null for a candidate or a default."""

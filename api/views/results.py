@@ -51,6 +51,8 @@ class ResultView(BaseModel):
     """The published revision that answers for its problem and device, or their newest candidate of its evidence."""
     config: Json
     evidence: list[str]
+    protocol: str
+    """How it was timed: `burst` or `sustained`."""
     environment: Json | None
     environment_key: str | None
     median_us: float | None

@@ -17,7 +17,7 @@ from sqlalchemy import column as any_column
 from sqlalchemy import type_coerce as read_as
 
 from db.database import Database
-from db.models import Result, evidence_level
+from db.models import BURST, Result, evidence_level
 from db.queries.results import CHECKED, shown
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Answer(NamedTuple):
     layout: str
     arch: str
     device_name: str
+    protocol: str
     revision: int | None
     pinned: bool | int
     evidence_level: int
@@ -75,6 +76,7 @@ class Which:
 
     dtype, layout, arch: of the problem
     device_name: exactly this device; None for any of the architecture
+    protocol: how it was timed: a result under one never answers for the other
     evidence: least evidence wanted. Published revisions are the answer; only where there is none, and less than
         `checked` is asked for, the candidate with the most evidence, the newest of these
     environment: only results of this environment (`made_in` or the whole key), older revisions too; None for any
@@ -85,6 +87,7 @@ class Which:
     layout: str
     arch: str
     device_name: str | None = None
+    protocol: str = BURST
     evidence: str = "checked"
     environment: str | None = None
     stale: Sequence[str] = ()
@@ -93,7 +96,7 @@ class Which:
     def values(self) -> dict[str, Any]:
         """Parameters of the statements. Raises ValueError for an unknown word of evidence."""
         given = {"device_name": self.device_name, "environment": self.environment}
-        asked = {"dtype": self.dtype, "layout": self.layout, "arch": self.arch}
+        asked = {"dtype": self.dtype, "layout": self.layout, "arch": self.arch, "protocol": self.protocol}
         asked |= {name: value for name, value in given.items() if value is not None}
         return asked | {"evidence_level": evidence_level([self.evidence]), "stale": json.dumps(list(self.stale))}
 
@@ -116,7 +119,7 @@ class _Kind:
     stale: bool
 
     def conditions(self, dialect: str) -> list[ColumnElement[bool]]:
-        names = ["dtype", "layout", "arch", *(["device_name"] if self.device else [])]
+        names = ["dtype", "layout", "arch", "protocol", *(["device_name"] if self.device else [])]
         found = [getattr(Result, name) == bindparam(name) for name in names]
         found.append(shown(candidates=self.candidates))
         if self.environment:
@@ -149,13 +152,14 @@ def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say i
     *,
     arch: str | None = None,
     device_name: str | None = None,
+    protocol: str = BURST,
     evidence: str = "checked",
     revision: int | None = None,
     environment_key: str | None = None,
 ) -> Result | None:
     """The whole result that answers exactly this problem, or None. Called by the tuner and for a named revision.
 
-    evidence: as in `Which`
+    protocol, evidence: as in `Which`
     revision: this published revision and no other
     environment_key: only results made in this environment; None accepts any
     Raises ValueError for an unknown word of evidence.
@@ -165,13 +169,14 @@ def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say i
     given["environment_key"] = environment_key
     given = {name: value for name, value in given.items() if value is not None}
     statement = _best_statement(frozenset(given), candidates=level < CHECKED)
-    asked = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "evidence_level": level, **given}
+    asked = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "protocol": protocol, **given}
+    asked["evidence_level"] = level
     return session.scalar(statement, asked)
 
 
 @cache
 def _best_statement(given: frozenset[str], *, candidates: bool) -> Select[Result]:
-    fixed = ("m", "n", "k", "dtype", "layout")
+    fixed = ("m", "n", "k", "dtype", "layout", "protocol")
     query = select(Result).where(*(getattr(Result, name) == bindparam(name) for name in (*fixed, *sorted(given))))
     if not given & {"revision", "environment_key"}:
         query = query.where(Result.current.is_(True))

@@ -10,7 +10,7 @@ from sqlalchemy.orm import aliased
 
 from db.database import ANSWERS, hold, note_change
 from db.errors import NotPublishable
-from db.models import EVIDENCE_ORDER, Result, evidence_level, utc_now
+from db.models import BURST, EVIDENCE_ORDER, Result, evidence_level, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -35,6 +35,7 @@ class NewResult:
     device_name: str
     config: dict[str, Any]
     evidence: Sequence[str]
+    protocol: str = BURST
     environment: dict[str, Any] = field(default_factory=dict)
     environment_key: str = ""
     study_id: str | None = None
@@ -59,8 +60,8 @@ class NewResult:
 def add_result(session: Session, new: NewResult) -> Result:
     """Store a result as a candidate, which no reader sees by default. Called by the tuner at the end of a study.
 
-    The candidate takes the place of the one before it for the same problem, device and level of evidence. Raises
-    ValueError for an unknown word of evidence.
+    The candidate takes the place of the one before it for the same problem, device, protocol and level of evidence.
+    Raises ValueError for an unknown word of evidence.
     """
     level = evidence_level(new.evidence)
     note_change(session, ANSWERS)
@@ -72,6 +73,7 @@ def add_result(session: Session, new: NewResult) -> Result:
         layout=new.layout,
         arch=new.arch,
         device_name=new.device_name,
+        protocol=new.protocol,
         study_id=new.study_id,
         trial_number=new.trial_number,
         config=new.config,
@@ -177,7 +179,7 @@ def pinned_results(session: Session) -> Sequence[Result]:
 
 
 # What one row of revisions is about.
-_PLACE = ("m", "n", "k", "dtype", "layout", "arch", "device_name")
+_PLACE = ("m", "n", "k", "dtype", "layout", "arch", "device_name", "protocol")
 
 
 def _same_place(one: Result) -> ColumnElement[bool]:
@@ -185,7 +187,7 @@ def _same_place(one: Result) -> ColumnElement[bool]:
 
 
 def _hold(session: Session, one: Result) -> None:
-    hold(session, f"results {one.m} {one.n} {one.k} {one.dtype} {one.layout} {one.arch} {one.device_name}")
+    hold(session, " ".join(["results", *(str(getattr(one, name)) for name in _PLACE)]))
 
 
 def _retire(session: Session, *which: ColumnElement[bool]) -> None:

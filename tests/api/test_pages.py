@@ -281,7 +281,7 @@ def test_form_is_checked_while_it_is_filled_in(service: Service) -> None:
     assert "1 problem, each with up to 40 trials or 10 min" in plain(good)
     assert "No shapes yet" in post(service, "/submit/check", **FORM | {"shapes": " \n"}, **asked).text
     for fields, words in (
-        ({"shapes": "64x64x64\n64x64x100"}, "shape 2, k: k = 100 is not a multiple of 8"),
+        ({"shapes": "64x64x64\n64x64x0"}, "shape 2, k: must be at least 1"),
         ({"shapes": "64x64"}, "shape 1: '64x64' is no shape"),
         ({"shapes": "0x64x64"}, "shape 1, m: must be at least 1"),
         ({"trials": "many"}, "trials: must be an integer, got 'many'"),
@@ -312,9 +312,9 @@ def test_form_submits_a_job_once(service: Service) -> None:
 
 def test_wrong_form_comes_back_as_it_was_with_what_is_wrong(service: Service) -> None:
     """Nothing that was typed is lost, nothing is stored."""
-    reply = post(service, "/submit", **FORM | {"shapes": "8x8x8\n64x64x100", "trials": "12"})
+    reply = post(service, "/submit", **FORM | {"shapes": "8x8x8\n64x64x0", "trials": "12"})
     assert reply.status_code == 422
-    assert "64x64x100</textarea>" in reply.text
+    assert "64x64x0</textarea>" in reply.text
     assert 'value="12"' in reply.text
     assert 'role="alert"' in reply.text
     assert service.http.get("/v1/jobs").json()["items"] == []

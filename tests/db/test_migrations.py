@@ -25,6 +25,14 @@ VALUES (:id, 64, 64, 64, 'bf16', 'NT', 'sm_90a', 'H200', :revision, :current, '{
 """
 
 
+OLD_STUDY = """
+INSERT INTO studies (id, study_key, m, n, k, dtype, layout, arch, mode, request, seed, state, reason, cancel_requested,
+                     counts, created_at)
+VALUES (:id, :id, 64, 64, 64, 'bf16', 'NT', 'sm_90a', 'measure', :request, 0, 'DONE', '', false, '{}',
+        '2026-01-01 00:00:00')
+"""
+
+
 @pytest.fixture(params=BACKENDS)
 def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
     """A connection to a database without tables."""
@@ -107,3 +115,21 @@ def test_results_of_the_first_version_get_their_environment_and_stay_the_answer(
     assert [tuple(row) for row in rows] == [(1, False), (2, True)]
     schema.upgrade(connection)
     assert connection.scalar(text("SELECT number FROM changes WHERE topic = 'answers'")) == 0
+
+
+def test_results_of_sustained_load_leave_their_place_to_those_in_bursts(connection: Connection) -> None:
+    """Before protocols had revisions of their own, the newest of any protocol was the answer."""
+    schema.upgrade(connection, "0002")
+    for number, kind in ((1, "burst"), (2, "sustained")):
+        study = {"id": f"{number:032}", "request": f'{{"protocol": {{"kind": "{kind}"}}}}'}
+        connection.execute(text(OLD_STUDY), study)
+        values = {"id": study["id"], "revision": number, "current": number == 2}
+        connection.execute(text(OLD_RESULT), values)
+        connection.execute(text("UPDATE results SET study_id = :id WHERE id = :id"), {"id": study["id"]})
+    schema.upgrade(connection)
+    found = text("SELECT revision, protocol, current FROM results ORDER BY revision")
+    rows = [(revision, kind, bool(current)) for revision, kind, current in connection.execute(found)]
+    assert rows == [(1, "burst", True), (2, "sustained", True)]
+    schema.downgrade(connection, "0005")
+    found = text("SELECT id, revision FROM results ORDER BY id")
+    assert [tuple(row) for row in connection.execute(found)] == [(f"{1:032}", 1), (f"{2:032}", None)]

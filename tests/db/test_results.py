@@ -76,6 +76,25 @@ def test_an_answer_changes_only_when_a_revision_is_published(database: Database)
         assert (found.id, found.revision) == (faster.id, 2)
 
 
+def test_e6_a_result_of_one_protocol_never_answers_for_another(database: Database) -> None:
+    """E6: each protocol counts its own revisions, has its own pin, and is asked for by name; bursts are the default."""
+    with database.write() as session:
+        burst = publish(session, median_us=20.0)
+        sustained = publish(session, median_us=10.0, protocol="sustained")
+        assert (burst.revision, sustained.revision) == (1, 1)
+        queries.pin_result(session, sustained.id, pinned=True)
+        assert publish(session, median_us=19.0).revision == 2
+    with database.read() as session:
+        assert best(session).median_us == 19.0  # type: ignore[union-attr]
+        assert best(session, protocol="sustained").median_us == 10.0  # type: ignore[union-attr]
+        shape = SHAPE[:3]
+        for kind, found_us in (("burst", 19.0), ("sustained", 10.0)):
+            answers = queries.best_exact_many(session, [shape], which(protocol=kind))
+            assert [answer.median_us for answer in answers.values()] == [found_us]
+            (near,) = nearby(session, shape, protocol=kind)
+            assert queries.answers_by_id(session, [near.id])[near.id].protocol == kind
+
+
 def test_a_revision_can_be_pinned(database: Database) -> None:
     """An old revision stays available under its number; a number never given is no answer."""
     with database.write() as session:
@@ -408,9 +427,11 @@ def test_the_named_questions_are_answered_from_an_index(sqlite_database: Databas
         many = plans(sqlite_database, session, lambda: queries.best_exact_many(session, [(1, 8, 8)], some))
     for plan in (exact, many):
         found = (
-            "ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND n=? AND k=? AND m=? AND device_name=?"
+            "ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND protocol=? "
+            "AND n=? AND k=? AND m=? AND device_name=?"
         )
         assert any(found in line for line in plan), plan
-    covered = "COVERING INDEX ix_results_nearby (current=? AND dtype=? AND layout=? AND arch=? AND n>? AND n<?)"
+    key = "current=? AND dtype=? AND layout=? AND arch=? AND protocol=? AND n>? AND n<?"
+    covered = f"COVERING INDEX ix_results_nearby ({key})"
     assert any(covered in line for line in near)
     assert not any(line.startswith("SCAN results") for line in (*exact, *near, *many))

@@ -33,6 +33,7 @@ def best(args: argparse.Namespace, settings: Settings) -> None:
             evidence=args.evidence,
             allow_default=args.allow_default,
             allow_stale=args.allow_stale,
+            protocol=args.protocol,
             environment=args.environment,
             revision=args.revision,
         )

@@ -265,6 +265,7 @@ def _stale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-stale", action="store_true", help="answer also with results of another driver, CUDA or toolchain"
     )
+    parser.add_argument("--protocol", choices=PROTOCOL_KINDS, help="how it was timed (default burst)")
 
 
 def _explain_commands(commands: Any) -> None:

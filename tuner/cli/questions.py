@@ -33,6 +33,7 @@ def dispatch(args: argparse.Namespace, settings: Settings) -> None:
             m_max=args.m_max,
             evidence=args.evidence,
             allow_stale=args.allow_stale,
+            protocol=args.protocol,
         )
     output = Output(as_json=args.json)
     output.document(table)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from db import queries
 from db.database import Database
-from db.models import evidence_level, utc_now
+from db.models import BURST, evidence_level, utc_now
 from db.queries import NewResult
 from kernels.arch import arch_named
 from kernels.config import config_from_dict
@@ -21,6 +21,7 @@ from kernels.devices import default_profile, profile_named
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import GemmProblem
 from kernels.rules import violation
+from search_space.request import PROTOCOL_KINDS
 from tuner import t4
 from tuner.cli.errors import UsageError
 from tuner.cli.output import Output
@@ -171,6 +172,8 @@ def _checked(values: dict[str, Any]) -> NewResult:
     if broken := violation(problem, config, _sm_count(values)):
         raise ConfigError(f"the config cannot serve {problem}: {broken}")
     evidence_level(values["evidence"])
+    if values.get("protocol", BURST) not in PROTOCOL_KINDS:
+        raise ValueError(f"protocol = {values['protocol']!r}: use one of {', '.join(PROTOCOL_KINDS)}")
     values["evidence"] = [word for word in values["evidence"] if word not in NEEDED_EVIDENCE]
     created_at = datetime.fromisoformat(values.pop("created_at"))
     if created_at.tzinfo is None:
