@@ -29,9 +29,9 @@ class ArtifactStore:
         """Store bytes and return their sha256. Raises ArtifactError when the disk refuses them (full, read-only)."""
         sha256 = hashlib.sha256(data).hexdigest()
         target = self.path(sha256)
-        if target.exists():
-            return sha256
         try:
+            if _holds(target, data):
+                return sha256
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, data)
         except OSError as error:
@@ -51,6 +51,14 @@ class ArtifactStore:
     def delete(self, sha256: str) -> None:
         """Remove an artifact; one that is already gone is no error."""
         self.path(sha256).unlink(missing_ok=True)
+
+
+def _holds(target: Path, data: bytes) -> bool:
+    """Whether the file is there and whole: one that was cut short is written anew. Raises OSError."""
+    try:
+        return target.stat().st_size == len(data) and target.read_bytes() == data
+    except FileNotFoundError:
+        return False
 
 
 def write_atomically(target: Path, data: bytes) -> None:

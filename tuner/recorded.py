@@ -93,7 +93,20 @@ def read(path: Path) -> Json:
         raise RecordError(f"{path} holds no recorded measurements: it has no list of rows")
     if content.get("schema") != SCHEMA:
         raise RecordError(f"{path} has schema {content.get('schema')!r}, this version reads {SCHEMA}")
+    for number, row in enumerate(content["rows"], 1):
+        if wrong := _wrong(row):
+            raise RecordError(f"{path}, row {number}: {wrong}")
     return content
+
+
+def _wrong(row: Any) -> str:
+    """What keeps a row from being read as a measurement of a problem; empty where nothing does."""
+    if not isinstance(row, dict):
+        return "is not an object"
+    for name, kind in (("m", int), ("n", int), ("k", int), ("dtype", str)):
+        if type(row.get(name)) is not kind:
+            return f"{name} must be of type {kind.__name__}, got {row.get(name)!r}"
+    return ""
 
 
 def write(path: Path, content: Json) -> None:

@@ -113,7 +113,7 @@ def test_nothing_published_is_said_and_no_file_is_written(cli: Cli, home: Path, 
     assert not (tmp_path / "dev.json").exists()
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "not json", '{"schema": 9, "rows": []}'])
+@pytest.mark.parametrize("text", ["{}", "[]", "not json", '{"schema": 9, "rows": []}', '{"schema": 1, "rows": [[1]]}'])
 def test_foreign_file_is_refused_and_left_alone(cli: Cli, home: Path, tmp_path: Path, text: str) -> None:
     """Neither `record` nor `table` touches a file that is not one of ours."""
     publish(home)

@@ -32,6 +32,16 @@ def test_changed_bytes_are_noticed(tmp_path: Path) -> None:
         store.read(sha256)
 
 
+def test_file_that_was_cut_short_is_written_anew(tmp_path: Path) -> None:
+    """A store that kept the rest would refuse the module for good."""
+    store = ArtifactStore(tmp_path)
+    sha256 = store.put(b"whole module")
+    for damaged in (b"whole", b"whole moduLe"):
+        store.path(sha256).write_bytes(damaged)
+        assert store.put(b"whole module") == sha256
+        assert store.read(sha256) == b"whole module"
+
+
 def test_missing_artifact_is_an_error_and_deleting_it_is_not(tmp_path: Path) -> None:
     """Deleting twice is harmless."""
     store = ArtifactStore(tmp_path)

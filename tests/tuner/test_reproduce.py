@@ -59,7 +59,12 @@ def claim(engine: FakeEngine, **changes: Any) -> Claim:
     ("stored", "now", "holds", "why"),
     [
         (ratio(1.020), ratio(1.023), True, "95 % intervals overlap"),
-        (ratio(1.000, 0.05), ratio(1.040, 0.0), True, "95 % intervals overlap"),
+        (
+            ratio(1.000, 0.05),
+            ratio(1.040, 0.0),
+            True,
+            "95 % intervals overlap, but one of +-5.0 % meets nearly anything",
+        ),
         (ratio(1.020), ratio(1.029), True, "differ by 0.88 %, less than 1 %"),
         (ratio(1.020), ratio(1.011), True, "less than 1 %"),
         (ratio(1.020), ratio(1.040), False, "differ by 1.96 % and the 95 % intervals do not meet"),
@@ -170,6 +175,10 @@ def test_row_of_a_file_is_a_claim_with_and_without_raw_pairs() -> None:
         ({"ratio": {}}, "has no ratio to cublaslt_best"),
         ({"protocol": {"kind": "forever"}}, "unknown protocol.kind 'forever'"),
         ({"environment": {}}, "cannot be read"),
+        ({"environment": []}, "cannot be read"),
+        ({"ratio": {BASELINE: float("nan")}}, "its ratio must be finite and above zero"),
+        ({"ratio": {BASELINE: -1.0}}, "its ratio must be finite and above zero"),
+        ({"samples_us": [0.0] * 6, "baseline_samples_us": {BASELINE: [1.0] * 6}}, "a sample of zero is no time"),
         ({"samples_us": [1.0], "baseline_samples_us": {BASELINE: [1.0, 2.0]}}, "cannot be read"),
     ],
 )
