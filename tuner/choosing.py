@@ -124,14 +124,20 @@ def choose_measured(
 
 
 def why_none_worked(trials: Sequence[Trial]) -> str:
-    """The commonest failures with an example each, for a study without a winner."""
+    """The commonest failures with an example each, for a study without a winner.
+
+    What failed in the final or in a check of the winner has its outcome by now; the rest of those that were measured
+    had no final.
+    """
+    if not trials:
+        return "no config was tried"
     failed = [trial for trial in trials if not trial.outcome.counts_against_budget]
     if not failed:
-        return "no config was tried"
+        return f"{len(trials)} configs were measured, and none could be timed again in a final"
     counts = Counter(trial.outcome for trial in failed)
     examples = {trial.outcome: trial.reason for trial in reversed(failed)}
     parts = [f"{count} {outcome} (such as: {examples[outcome]})" for outcome, count in counts.most_common(3)]
-    return f"none of {len(failed)} configs worked: {'; '.join(parts)}"
+    return f"none of {len(trials)} configs worked: {'; '.join(parts)}"
 
 
 def _slower_at_least(theirs: Measurement, best: Measurement, *, paired: bool) -> float:

@@ -34,7 +34,7 @@ from tuner.search.searched import SearchedSpace
 from tuner.search_phase import SearchLimits, SearchPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kernels.config import GemmConfig
     from tuner.recorder import Recorder
@@ -113,14 +113,30 @@ def tune_study(
 
 @dataclass(slots=True)
 class _Final:
-    """Times to choose by."""
+    """Times to choose by.
+
+    timed: finalists as they are now: a module may have been built again
+    failed: finalists that failed in a final or in a check, with the outcome and the reason of that
+    """
 
     measurements: dict[int, Measurement] = field(default_factory=dict)
     aa_ratio: Ratio | None = None
     paired: bool = False
     reply: FinalReply | None = None
     note: str = ""
-    timed: dict[int, Trial] = field(default_factory=dict)  # as they are now: a module may have been built again
+    timed: dict[int, Trial] = field(default_factory=dict)
+    failed: dict[int, Trial] = field(default_factory=dict)
+
+    @property
+    def disqualified(self) -> dict[int, Trial]:
+        """Those that failed by their own fault. One such verdict is enough: a race may well be won the next time."""
+        return {number: trial for number, trial in self.failed.items() if trial.outcome.is_own_fault}
+
+    def follow(self, before: _Final) -> None:
+        """Take over what an earlier final of the same study found."""
+        self.note = "; ".join(filter(None, (before.note, self.note)))
+        self.timed = before.timed | self.timed
+        self.failed = before.failed | self.failed
 
 
 class _Run:
@@ -191,8 +207,10 @@ class _Run:
             choice = choose_modeled(trials)
         else:
             final, certificate, choice = self._settled(trials, broken, previous_key)
-            trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
-        state, reason = self._verdict(trials, choice, complete, broken)
+            now = final.timed | final.disqualified
+            trials = tuple(now.get(trial.number, trial) for trial in trials)
+        judged = [final.failed.get(trial.number, trial) for trial in trials]
+        state, reason = self._verdict(judged, choice, complete, broken)
         reply = final.reply
         return StudyResult(
             state=state,
@@ -213,20 +231,20 @@ class _Run:
     def _settled(
         self, trials: tuple[Trial, ...], broken: str, previous_key: str | None
     ) -> tuple[_Final, CertifyReply, Choice | None]:
-        """Time the fastest again and check the best. Where all fail a check, the next fastest have their turn."""
+        """Time the fastest again and check the best. Where all of them fail, the next fastest have their turn."""
         final = _Final()
         while True:
             if not self._cancelled and not broken:
                 before, final = final, self._final(trials, previous_key)
-                final.note = "; ".join(filter(None, (before.note, final.note)))
-                final.timed = before.timed | final.timed
-                trials = tuple(final.timed.get(trial.number, trial) for trial in trials)
+                final.follow(before)
+            taking_part, out = len(trials), final.disqualified
+            trials = tuple(final.timed.get(trial.number, trial) for trial in trials if trial.number not in out)
             timed = set(final.measurements)
             choice = self._choose(trials, final, previous_key)
             certificate, choice = self._certified(trials, final, choice, previous_key)
-            if choice is not None or not timed:
-                return final, certificate, choice
             trials = tuple(trial for trial in trials if trial.number not in timed)
+            if choice is not None or len(trials) == taking_part:
+                return final, certificate, choice
 
     def _verdict(
         self, trials: Sequence[Trial], choice: Choice | None, complete: bool, broken: str
@@ -268,7 +286,9 @@ class _Run:
                     final.note = "; ".join(filter(None, (final.note, text)))
                 return reply or none, choice
             place = f"{self._request.problem} with {winner.config.key}"
-            self._recorder.save_failed_check(winner, f"{reply.failure.name}: {reply.failure.detail} ({place})")
+            found = f"{reply.failure.name}: {reply.failure.detail} ({place})"
+            self._recorder.save_failed_check(winner, found)
+            final.failed[winner.number] = replace(winner, outcome=Outcome.CHECK_FAILED, reason=found)
             text = f"trial {winner.number} failed its {reply.failure.name} check: {reply.failure.detail}"
             final.note = "; ".join(filter(None, (final.note, text)))
             del final.measurements[winner.number]
@@ -325,27 +345,29 @@ class _Run:
         """Time the fastest again; when all of them fail this time, the next fastest."""
         ranked = finalists(trials)
         notes: list[str] = []
+        failed: dict[int, Trial] = {}
         while ranked:
             batch, ranked = next_batch(ranked, fewest=self._limits.finalists, previous_key=previous_key)
             try:
                 found = with_modules(batch, self._request, self._engine, self._recorder, self._wait)
                 if found is None:
-                    return _Final(note="no final: cancelled")
+                    return _Final(note="no final: cancelled", failed=failed)
                 timed, notes = found.trials, [*notes, *found.notes]
                 if not timed:
                     continue
                 reply = self._run_final(timed)
             except (EngineError, WorkerLost) as error:
-                return _Final(note="; ".join([*notes, f"no final: {error}"]))
+                return _Final(note="; ".join([*notes, f"no final: {error}"]), failed=failed)
             if reply is None:
-                return _Final(note="no final: cancelled")
-            if reply.disturbed:
-                return _Final(note="; ".join([*notes, f"no final: {reply.disturbed}"]))
+                return _Final(note="no final: cancelled", failed=failed)
             by_hash = {trial.source_hash: trial for trial in timed}
             notes += [
                 f"trial {by_hash[source].number} failed in the final as {failure.outcome}: {failure.reason}"
                 for source, failure in reply.failures.items()
             ]
+            failed |= self._failed(by_hash, reply)
+            if reply.disturbed:
+                return _Final(note="; ".join([*notes, f"no final: {reply.disturbed}"]), failed=failed)
             measured = {
                 by_hash[source].number: measurement
                 for source, measurement in reply.measurements.items()
@@ -361,8 +383,22 @@ class _Run:
                     reply=reply,
                     note="; ".join(notes),
                     timed={trial.number: trial for trial in timed},
+                    failed=failed,
                 )
-        return _Final(paired=True, note="; ".join(notes))
+        return _Final(paired=True, note="; ".join(notes), failed=failed)
+
+    def _failed(self, by_hash: Mapping[str, Trial], reply: FinalReply) -> dict[int, Trial]:
+        """The finalists that failed, as they are now. Those that did by their own fault are saved as such."""
+        failed = {}
+        for source, failure in reply.failures.items():
+            trial = by_hash[source]
+            evidence = tuple(item for item in trial.evidence if item is not Evidence.NUMERIC)
+            reason = f"in the final: {failure.reason}"
+            failed[trial.number] = replace(trial, outcome=failure.outcome, reason=reason, evidence=evidence)
+        for trial in failed.values():
+            if trial.outcome.is_own_fault:
+                self._recorder.save_failed_final(trial)
+        return failed
 
     def _run_final(self, batch: Sequence[Trial]) -> FinalReply | None:
         """None when cancelled. Raises EngineError and WorkerLost."""
@@ -423,7 +459,7 @@ class _Run:
 
     def _note_best(self, trial: Trial) -> None:
         time_us = trial.time_us
-        if time_us is None or trial.outcome in (Outcome.STOPPED_EARLY, Outcome.CHECK_FAILED):
+        if time_us is None or trial.outcome not in (Outcome.MEASURED, Outcome.MODELED):
             return
         if self._best is None or (best_us := self._best.time_us) is None or time_us < best_us:
             self._best = trial

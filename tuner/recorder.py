@@ -22,6 +22,9 @@ class Recorder(Protocol):
     def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
         """The module of a finalist was gone and was built again; the trial names the new one."""
 
+    def save_failed_final(self, trial: Trial) -> None:
+        """A finalist failed in the final by its own fault, as the trial now says: from now on it is known to be bad."""
+
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """A finalist failed a check beyond its own product: from now on it is known to be bad."""
 
@@ -52,6 +55,11 @@ class MemoryRecorder:
     def save_rebuilt(self, trial: Trial, kernel: CompiledKernel) -> None:
         """See Recorder."""
         self.trials = [trial if saved.number == trial.number else saved for saved in self.trials]
+
+    def save_failed_final(self, trial: Trial) -> None:
+        """See Recorder."""
+        self.trials = [trial if saved.number == trial.number else saved for saved in self.trials]
+        self.bad[trial.config.key] = trial.reason
 
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""

@@ -44,8 +44,16 @@ class Outcome(StrEnum):
         """Whether the trial used one of the trials that were asked for: it brought back a time."""
         return self in _COUNTED
 
+    @property
+    def is_own_fault(self) -> bool:
+        """Whether the kernel itself is bad. Memory and times that cannot be may be the moment's fault."""
+        return self in _OWN_FAULTS
+
 
 _COUNTED = frozenset({Outcome.MEASURED, Outcome.MODELED, Outcome.STOPPED_EARLY})
+_OWN_FAULTS = frozenset(
+    {Outcome.WRONG_RESULT, Outcome.NONDETERMINISTIC, Outcome.CHECK_FAILED, Outcome.CRASHED, Outcome.TIMED_OUT}
+)
 
 
 class Evidence(StrEnum):
@@ -346,9 +354,8 @@ class Trial:
 
     @property
     def counts_against_budget(self) -> bool:
-        """Whether it used one of the budget's trials: also a winner that failed a check, for it had been measured."""
-        failed_later = self.outcome is Outcome.CHECK_FAILED and self.measurement is not None
-        return self.outcome.counts_against_budget or failed_later
+        """Whether it used one of the budget's trials: also one that failed in the final, for it had been measured."""
+        return self.outcome.counts_against_budget or self.measurement is not None
 
     @property
     def time_us(self) -> float | None:

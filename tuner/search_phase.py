@@ -283,6 +283,7 @@ class SearchPhase:
                 assert slot.evaluating is not None
                 slot.future = self._engine.evaluate(slot.evaluating)
                 return
+            # Says nothing about the kernel, and by these words the store knows: db.queries.devices.LOST_WORKERS.
             reply = EvaluateReply(outcome=Outcome.CRASHED, reason=f"lost {slot.lost} workers on the GPU: {error}")
         self._finish(slot, reply)
 

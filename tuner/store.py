@@ -115,6 +115,20 @@ class StudyRecorder:
 
         self._write(save)
 
+    def save_failed_final(self, trial: Trial) -> None:
+        """See Recorder."""
+        write(
+            self._database,
+            lambda session: queries.fail_trial(
+                session,
+                self._study_id,
+                trial.number,
+                outcome=trial.outcome.value,
+                reason=trial.reason,
+                evidence=[item.value for item in trial.evidence],
+            ),
+        )
+
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""
         self._write(
@@ -131,7 +145,8 @@ class StudyRecorder:
             row = queries.known_bad(session, self._device.name, kernel.toolchain, kernel.source_hash)
         if row is None:
             return None
-        return f"failed before on {self._device.name} with this toolchain as {row.outcome}: {row.reason}"
+        where = f"trial {row.number} of study {row.study_id}"
+        return f"failed before on {self._device.name} with this toolchain as {row.outcome} ({where}): {row.reason}"
 
     def _add_artifact(self, session: Session, config: GemmConfig, kernel: CompiledKernel) -> None:
         queries.add_artifact(

@@ -27,7 +27,7 @@ from db.queries.best import (
     nearby_many,
     tuned_m,
 )
-from db.queries.devices import device, devices, known_bad, upsert_device
+from db.queries.devices import device, devices, forget_failures, known_bad, upsert_device
 from db.queries.exports import claim_next_export, create_export, export, finish_export
 from db.queries.jobs import (
     NewStudy,
@@ -140,6 +140,7 @@ __all__ = [
     "finish_study",
     "finished_study",
     "first_finished_study",
+    "forget_failures",
     "improvements",
     "job",
     "job_by_idempotency_key",

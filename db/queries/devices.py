@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Faults of the candidate itself. OUT_OF_MEMORY and INVALID_TIMING may be the moment's fault, SPILLED and
 # COMPILE_FAILED cost no GPU and are found again in seconds.
 _REMEMBERED_OUTCOMES = ("CRASHED", "TIMED_OUT", "WRONG_RESULT", "NONDETERMINISTIC", "CHECK_FAILED")
+# The reason of a CRASHED whose workers were all ended from outside, a pattern of LIKE: no fault of the candidate.
+LOST_WORKERS = "lost % workers on the GPU: %"
+_FORGOTTEN = "forgotten: "  # begins the reason of a failure that no longer counts, see `forget_failures`
 
 
 def upsert_device(
@@ -77,6 +80,7 @@ def device(session: Session, uuid: str) -> Device | None:
 def known_bad(session: Session, device_name: str, toolchain: str, source_hash: str) -> Trial | None:
     """The newest trial in which this very source failed on this device with this toolchain, or None.
 
+    A trial that lost its workers is no failure of its source.
     Called by the tuner before a candidate goes to the GPU: its `outcome` and `reason` go into the KNOWN_BAD trial.
     """
     query = (
@@ -84,7 +88,26 @@ def known_bad(session: Session, device_name: str, toolchain: str, source_hash: s
         .join(Study, Trial.study_id == Study.id)
         .where(Trial.source_hash == source_hash, Trial.toolchain == toolchain)
         .where(Trial.outcome.in_(_REMEMBERED_OUTCOMES), Study.device_name == device_name)
+        .where(Trial.reason.not_like(LOST_WORKERS), ~Trial.reason.startswith(_FORGOTTEN))
         .order_by(Trial.finished_at.desc(), Trial.study_id, Trial.number)
         .limit(1)
     )
     return session.scalar(query)
+
+
+def forget_failures(session: Session, study_id: str, number: int | None = None) -> list[int]:
+    """Let sources that failed in a study run again; returns the numbers of its trials. Called by `db forget`.
+
+    The trials keep their outcome, and their reason says that it no longer counts.
+
+    number: of the one trial that is meant; None for all of the study
+    """
+    query = select(Trial).where(Trial.study_id == study_id, Trial.outcome.in_(_REMEMBERED_OUTCOMES))
+    query = query.where(~Trial.reason.startswith(_FORGOTTEN)).order_by(Trial.number)
+    if number is not None:
+        query = query.where(Trial.number == number)
+    failed = session.scalars(query).all()
+    for trial in failed:
+        trial.reason = _FORGOTTEN + trial.reason
+    session.flush()
+    return [trial.number for trial in failed]

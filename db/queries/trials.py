@@ -200,14 +200,37 @@ def measurements_of_results(session: Session, results: Sequence[Result]) -> dict
     return {wanted[row.study_id, row.trial_number]: row for row in session.scalars(query)}
 
 
-def fail_trial(session: Session, study_id: str, number: int, *, outcome: str, reason: str) -> None:
-    """Turn a measured trial into a failed one: a later check found its kernel to be bad.
+def fail_trial(
+    session: Session,
+    study_id: str,
+    number: int,
+    *,
+    outcome: str,
+    reason: str,
+    evidence: Sequence[str] | None = None,
+) -> None:
+    """Turn a measured trial into a failed one: the final or a later check found its kernel to be bad.
 
-    Called by the tuner when a finalist fails a check. Its samples stay; a trial that is not there changes nothing.
+    Called by the tuner. Its samples stay, and it is no longer counted as measured or as the study's best; a trial that
+    is not there changes nothing.
+
+    evidence: what is still true of it; None where all of it is
     """
+    study = session.get(Study, study_id, with_for_update=True)
     trial = session.get(Trial, (study_id, number))
-    if trial is not None:
-        trial.outcome, trial.reason = outcome, reason
+    if study is None or trial is None:
+        return
+    counts = {**study.counts, trial.outcome: study.counts.get(trial.outcome, 1) - 1}
+    study.counts = {word: count for word, count in counts.items() if count} | {outcome: counts.get(outcome, 0) + 1}
+    trial.outcome, trial.reason = outcome, reason
+    if evidence is not None:
+        trial.evidence = [str(word) for word in evidence]
+    session.flush()
+    if study.best_trial == number:
+        study.best_trial = study.best_us = None
+        for other in trials_of_study(session, study_id, outcome=_BEST_OUTCOME[study.mode]):
+            _update_best(study, other)
+        session.flush()
 
 
 def replace_artifact(session: Session, study_id: str, number: int, sha256: str) -> None:

@@ -12,6 +12,7 @@ from db import queries
 from db.database import Database
 from db.queries import NewResult
 from kernels.config import Sm90GemmConfig
+from tests.db.rows import only_study, post_job, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +111,21 @@ def test_upgrade_says_the_revision(cli: Cli, home: Path) -> None:
     store(home)
     for _ in range(2):
         assert cli("db", "upgrade", "--json").document["revision"]
+
+
+def test_forget_names_what_it_forgot_and_refuses_where_there_is_nothing(cli: Cli, home: Path) -> None:
+    """A7: after trouble that was not the kernels' own, an operator lets them run again."""
+    home.mkdir(exist_ok=True)
+    with Database.open(url(home)) as database, database.write() as session:
+        study_id = only_study(session, post_job(session, "a"))
+        for number, outcome in enumerate(("CRASHED", "MEASURED", "WRONG_RESULT")):
+            report(session, study_id, number, outcome=outcome, reason="why")
+    assert cli("db", "forget", study_id, "--trial", "2", "--json").document["forgotten"] == [2]
+    assert cli("db", "forget", study_id, "--json").document == {"study": study_id, "forgotten": [0]}
+    ran = cli("db", "forget", study_id)
+    assert ran.status == 1
+    assert "no failure that is remembered" in ran.error_line
+    assert cli("db", "forget", "nowhere", "--trial", "7").status == 1
 
 
 def test_results_travel_as_json_lines_and_arrive_as_candidates(cli: Cli, home: Path, tmp_path: Path) -> None:

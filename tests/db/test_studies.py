@@ -250,6 +250,64 @@ def test_a_source_that_failed_on_this_device_and_toolchain_is_known_bad(database
         assert queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", "big") is None
 
 
+def test_a11_trial_that_lost_its_workers_is_not_known_to_be_bad(database: Database) -> None:
+    """A11: somebody ended its workers, which says nothing about the kernel; its own older failure still counts."""
+    with database.write() as session:
+        study_id = only_study(session, post_job(session, "a"))
+        queries.record_environment(session, study_id, device_name="NVIDIA H200", environment={}, environment_key="h200")
+        lost = "lost 3 workers on the GPU: somebody else ended the child: SIGKILL in phase verify"
+        report(session, study_id, 0, outcome="CRASHED", reason=lost, source_hash="healthy")
+        report(session, study_id, 1, outcome="CRASHED", reason="child died in phase verify", source_hash="bad")
+        report(session, study_id, 2, outcome="CRASHED", reason=lost, source_hash="bad")
+        assert queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", "healthy") is None
+        bad = queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", "bad")
+        assert bad is not None
+        assert bad.number == 1
+
+
+def test_failure_that_an_operator_forgot_stands_in_its_trial_and_counts_no_more(database: Database) -> None:
+    """Nothing is lost: outcome and reason stay readable. What was no failure is not touched."""
+    with database.write() as session:
+        study_id = only_study(session, post_job(session, "a"))
+        queries.record_environment(session, study_id, device_name="NVIDIA H200", environment={}, environment_key="h200")
+        report(session, study_id, 0, outcome="TIMED_OUT", reason="no end after 30 s", source_hash="one")
+        report(session, study_id, 1, outcome="CRASHED", reason="an Xid", source_hash="two")
+        report(session, study_id, 2)
+        assert queries.forget_failures(session, study_id, 1) == [1]
+        assert queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", "one") is not None
+        assert queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", "two") is None
+        assert queries.forget_failures(session, study_id) == [0]
+        assert queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", "one") is None
+        ends = [(trial.outcome, trial.reason) for trial in queries.trials_of_study(session, study_id)]
+    assert ends == [("TIMED_OUT", "forgotten: no end after 30 s"), ("CRASHED", "forgotten: an Xid"), ("MEASURED", "")]
+
+
+def test_b2_finalist_that_fails_is_neither_counted_as_measured_nor_the_best(database: Database) -> None:
+    """B2: its samples stay, the next fastest is the best, and its source is known to be bad."""
+    with database.write() as session:
+        study_id = only_study(session, post_job(session, "a"))
+        queries.record_environment(session, study_id, device_name="NVIDIA H200", environment={}, environment_key="h200")
+        for number in range(3):  # the last one is the fastest
+            report(session, study_id, number, evidence=("measured", "numeric"))
+        for _ in range(2):  # a transaction may be repeated
+            queries.fail_trial(
+                session, study_id, 2, outcome="NONDETERMINISTIC", reason="in the final", evidence=["measured"]
+            )
+        study = queries.study(session, study_id)
+        failed = queries.trial(session, study_id, 2)
+        assert study is not None
+        assert failed is not None
+        assert study.counts == {"MEASURED": 2, "NONDETERMINISTIC": 1}
+        assert (study.best_trial, study.best_us) == (1, 199.0)
+        assert (failed.outcome, failed.evidence) == ("NONDETERMINISTIC", ["measured"])
+        assert len(queries.measurements_of_study(session, study_id, number=2)) == 1
+        assert queries.known_bad(session, "NVIDIA H200", "nvcc 13.0.88", f"{2:064x}") is not None
+        for number in range(2):
+            queries.fail_trial(session, study_id, number, outcome="CHECK_FAILED", reason="stress")
+        assert (study.best_trial, study.best_us) == (None, None)
+        queries.fail_trial(session, study_id, 99, outcome="CRASHED", reason="not there")
+
+
 def test_studies_are_paged_newest_first(database: Database) -> None:
     """Filtered by state where asked."""
     with database.write() as session:

@@ -84,6 +84,8 @@ def _wrong(plan: FaultPlan, trial: Trial) -> str:
         wanted = {OUTCOME_OF[fault.kind]}
     elif fault is not None and fault.shows is Shows.CERTIFYING:
         wanted.add(Outcome.CHECK_FAILED)
+    elif fault is not None and fault.shows is Shows.FINAL:
+        wanted.add(OUTCOME_OF[fault.kind])
     if trial.outcome not in wanted | {Outcome.REJECTED}:
         return f"{fault} became {trial.outcome}: {trial.reason}"
     return "" if trial.outcome in HEALTHY or trial.reason else f"{trial.outcome} without a reason"
@@ -91,8 +93,7 @@ def _wrong(plan: FaultPlan, trial: Trial) -> str:
 
 def _wrong_study(plan: FaultPlan, result: StudyResult, stored: Sequence[Trial], trials: int) -> list[str]:
     problems = []
-    # a winner that failed a check is counted as measured by the loop, and stored as CHECK_FAILED
-    counted = sum(trial.outcome.counts_against_budget for trial in result.trials)
+    counted = sum(trial.counts_against_budget for trial in result.trials)
     if result.state is not State.DONE or counted != trials:
         problems.append(f"{result.state} with {counted} trials: {result.reason}")
     if [trial.number for trial in stored] != list(range(len(result.trials))):

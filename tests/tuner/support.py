@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels.devices import profile_named
@@ -10,6 +10,7 @@ from kernels.problem import GemmProblem
 from search_space.request import Budget, MeasureProtocol, TuneRequest
 from search_space.starting import starting_configs
 from tuner.engine.fake import FakeEngine, FakeOptions
+from tuner.engine.faults import TRIAL_LAUNCHES, Fault, FaultKind, FaultPlan
 from tuner.loop import tune_study
 from tuner.recorder import MemoryRecorder
 from tuner.records import Environment, Measurement, Outcome
@@ -29,6 +30,21 @@ STARTING = starting_configs(PROBLEM, PROFILE)
 SPACE = SearchedSpace.of(PROBLEM, PROFILE)
 ENVIRONMENT = Environment(gpu_name="Test GPU", arch="sm_90a", sm_count=132, driver="580.1", cuda="13.0", toolchain="t")
 PROTOCOL = MeasureProtocol()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Everyone(FaultPlan):
+    """Every config has this fault."""
+
+    fault: Fault
+
+    def of(self, config_key: str) -> Fault | None:
+        """See FaultPlan."""
+        return self.fault
+
+
+# Right in each trial, wrong in each final.
+LATE = Everyone(fault=Fault(kind=FaultKind.WRONG_RARELY, launch=TRIAL_LAUNCHES + 1))
 
 
 def request(trials: int = 24, **changes: Any) -> TuneRequest:

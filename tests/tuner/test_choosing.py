@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from search_space.request import MeasureProtocol
-from tests.tuner.support import ENVIRONMENT, PROBLEM, PROFILE, STARTING, fake, measurement, request, told, tune
-from tuner.choosing import MOST_FINALISTS, choose_measured, finalists, next_batch
+from tests.tuner.support import ENVIRONMENT, LATE, PROBLEM, PROFILE, STARTING, fake, measurement, request, told, tune
+from tuner.choosing import MOST_FINALISTS, choose_measured, finalists, next_batch, why_none_worked
 from tuner.engine.fake import FakeEngine, FakeOptions
 from tuner.recorder import MemoryRecorder
-from tuner.records import Evidence, Measurement, Outcome, Ratio, Trial
+from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
 from tuner.search.searched import SearchedSpace
 
 ROUNDS = 9
@@ -77,6 +77,23 @@ def test_previous_winner_is_timed_again_wherever_it_stands() -> None:
     batch, rest = next_batch(apart, fewest=3, previous_key=STARTING[9].key)
     assert [trial.number for trial in batch] == [0, 1, 2, 9]
     assert 9 not in [trial.number for trial in rest]
+
+
+# ---------------------------------------------------------------------- no winner
+
+
+def test_reason_of_a_study_without_a_winner_counts_what_failed_in_the_final() -> None:
+    """All were tried and measured; then all differed from launch to launch."""
+    result = tune(request(8), fake(faults=LATE))
+    assert result.state is State.FAILED
+    assert f"none of {len(result.trials)} configs worked: 8 NONDETERMINISTIC" in result.reason
+    assert "no config was tried" not in result.reason
+
+
+def test_reason_without_a_winner_says_whether_anything_was_tried() -> None:
+    """A final that nobody could take is another thing than a study without a trial."""
+    assert why_none_worked([]) == "no config was tried"
+    assert why_none_worked([timed(0, 50.0), timed(1, 51.0)]).startswith("2 configs were measured, and none")
 
 
 # ---------------------------------------------------------------------- ties

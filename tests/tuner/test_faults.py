@@ -106,7 +106,12 @@ class Killed(Exception):
 
 
 class DyingRecorder(StudyRecorder):
-    """The process is gone once it has saved that its winner failed a check."""
+    """The process is gone once it has saved that a finalist failed, or its winner a check."""
+
+    def save_failed_final(self, trial: Trial) -> None:
+        """See Recorder."""
+        super().save_failed_final(trial)
+        raise Killed
 
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""
@@ -114,10 +119,19 @@ class DyingRecorder(StudyRecorder):
         raise Killed
 
 
-def test_study_killed_after_its_winner_failed_a_check_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """A21: the failed winner was measured, so no trial is run in its place, and it does not win when it comes back."""
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        (Fault(kind=FaultKind.RACES_WHEN_STRESSED), Outcome.CHECK_FAILED),
+        (Fault(kind=FaultKind.WRONG_RARELY, launch=TRIAL_LAUNCHES + 1), Outcome.NONDETERMINISTIC),
+    ],
+)
+def test_study_killed_after_its_best_failed_ends_as_if_it_had_not_been(
+    tmp_path: Path, fault: Fault, outcome: Outcome
+) -> None:
+    """A21: what failed was measured, so no trial is run in its place, and it does not win when it comes back."""
     asked = request(12)
-    racy = FaultPlan(by_key={best_of(12): Fault(kind=FaultKind.RACES_WHEN_STRESSED)})
+    racy = FaultPlan(by_key={best_of(12): fault})
     whole = tune(asked, fake(faults=racy))
     with Database.open(f"sqlite:///{tmp_path / 'tuner.db'}") as database:
         engine = fake(faults=racy)
@@ -127,7 +141,7 @@ def test_study_killed_after_its_winner_failed_a_check_ends_as_if_it_had_not_been
         stored = trials_of(database, study_id)
         recorder = StudyRecorder(database, study_id, asked, engine.device)
         resumed = tune(asked, engine, recorder=recorder, resume_from=stored)
-    assert Outcome.CHECK_FAILED in {trial.outcome for trial in stored}
+    assert outcome in {trial.outcome for trial in stored}
     assert [trial.config for trial in resumed.trials] == [trial.config for trial in whole.trials]
     assert resumed.winner is not None
     assert whole.winner is not None

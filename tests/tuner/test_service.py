@@ -19,9 +19,9 @@ from kernels.artifacts import ArtifactStore
 from kernels.devices import profile_named
 from search_space.request import Budget, TuneRequest
 from tests.conftest import BACKENDS
-from tests.tuner.support import PROBLEM, instant_service, request, tune
+from tests.tuner.support import LATE, PROBLEM, Everyone, instant_service, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
-from tuner.engine.faults import FaultKind, FaultPlan
+from tuner.engine.faults import Fault, FaultKind, FaultPlan
 from tuner.engines import FakeEngines
 from tuner.owners import Owner
 from tuner.records import Outcome
@@ -53,13 +53,14 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
     return instant_service(tmp_path, database_url)
 
 
-def submit(settings: Settings, *requests: TuneRequest) -> list[str]:
-    """Queue a job with these studies; returns their ids."""
+def submit(settings: Settings, *requests: TuneRequest, force: bool = False) -> list[str]:
+    """Queue a job with these studies, new ones where `force`; returns their ids."""
     with Database.open(settings.database_url) as database, database.write() as session:
         job = queries.create_job(
             session,
             request={},
             mode=requests[0].mode.value,
+            force=force,
             studies=[
                 queries.NewStudy(
                     study_key=asked.study_key,
@@ -167,6 +168,45 @@ def test_a7_known_bad_source_is_skipped_in_the_next_study(settings: Settings) ->
     again = hung & set(outcomes[second])
     assert again
     assert {outcomes[second][key] for key in again} == {Outcome.KNOWN_BAD.value}
+
+
+def test_b2_kernels_that_differ_in_the_final_are_remembered_and_never_published(settings: Settings) -> None:
+    """B2, A7: one such verdict is enough, although the next study would find nothing wrong with them."""
+    (first,) = submit(settings, request(12))
+    serve_until_idle(settings, FakeOptions(faults=LATE))
+    (second,) = submit(settings, request(12), force=True)
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        failed = queries.study(session, first)
+        bad = queries.trials_of_study(session, first)
+        again = {row.config_key: row for row in queries.trials_of_study(session, second)}
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+    assert (failed.state, failed.best_trial) == ("FAILED", None)
+    assert f"{len(bad)} NONDETERMINISTIC (such as: in the final: " in failed.reason
+    assert failed.counts == {"NONDETERMINISTIC": len(bad)}
+    assert {row.outcome for row in bad} == {"NONDETERMINISTIC"}
+    assert {word for row in bad for word in row.evidence} == {"measured"}
+    assert {again[row.config_key].outcome for row in bad} == {"KNOWN_BAD"}
+    assert f"trial {bad[0].number} of study {first}" in again[bad[0].config_key].reason
+    assert (result.study_id, result.revision) == (second, 1)
+    assert result.config not in [row.config for row in bad]
+
+
+def test_a11_config_whose_workers_somebody_killed_is_tried_in_the_next_study(settings: Settings) -> None:
+    """A11: that a person or the system killed its children says nothing about a candidate."""
+    killed = Everyone(fault=Fault(kind=FaultKind.CHILD_KILLED, phase="verify", times=99))
+    (first,) = submit(settings, request(8))
+    serve_until_idle(settings, FakeOptions(faults=killed))
+    (second,) = submit(settings, request(8), force=True)
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        lost = queries.trials_of_study(session, first)
+        again = queries.study(session, second)
+    assert {row.outcome for row in lost} == {"CRASHED"}
+    assert all(row.reason.startswith("lost 3 workers on the GPU: ") for row in lost)
+    assert again.state == "DONE"
+    assert "KNOWN_BAD" not in again.counts
+    assert sum(again.counts.get(word, 0) for word in ("MEASURED", "STOPPED_EARLY")) == 8
 
 
 def test_cancel_of_a_running_study_takes_less_than_a_second(settings: Settings) -> None:

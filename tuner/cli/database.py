@@ -1,14 +1,15 @@
-"""`db backup|restore|upgrade`. These need the database itself, not a service."""
+"""`db backup|restore|upgrade|forget`. These need the database itself, not a service."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from db import schema
+from db import queries, schema
 from db.backup import backup as copy_database
 from db.backup import restore as restore_database
 from db.database import Database
+from tuner.cli.errors import WorkFailed
 from tuner.cli.output import Output
 
 if TYPE_CHECKING:
@@ -56,3 +57,16 @@ def upgrade(args: argparse.Namespace, settings: Settings) -> None:
     document = {"database": shown_url(settings.database_url), "revision": schema.HEAD}
     output.document(document)
     output.text(f"{document['database']} is at schema revision {schema.HEAD}")
+
+
+def forget(args: argparse.Namespace, settings: Settings) -> None:
+    """Let kernels that failed in a study run again in later ones. Raises DatabaseError, WorkFailed for no failure."""
+    with Database.open(settings.database_url, create=False) as database, database.write() as session:
+        numbers = queries.forget_failures(session, args.study, args.trial)
+    if not numbers:
+        which = "" if args.trial is None else f"trial {args.trial} of "
+        hint = "a KNOWN_BAD trial names the study and the trial that failed"
+        raise WorkFailed(f"{which}study {args.study} has no failure that is remembered", hint=hint)
+    output = Output(as_json=args.json)
+    output.document({"study": args.study, "forgotten": numbers})
+    output.text(f"forgotten: {len(numbers)} failures of study {args.study}; later studies try these kernels again")

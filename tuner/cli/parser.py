@@ -347,6 +347,9 @@ def _database_commands(commands: Any) -> None:
     restore = _command(actions, "restore", "database", "restore", "replace the database by a backup")
     restore.add_argument("file", metavar="FILE")
     _command(actions, "upgrade", "database", "upgrade", "bring the database to the schema of this version")
+    forget = _command(actions, "forget", "database", "forget", "let kernels that failed in a study run again")
+    forget.add_argument("study", metavar="STUDY", help="id of the study, as a KNOWN_BAD trial names it")
+    forget.add_argument("--trial", type=int, metavar="N", help="only this trial of it")
     results = commands.add_parser(
         "results",
         help="move, record and print results",
