@@ -4,7 +4,7 @@ Everything that decides what trial n is depends on trials with smaller numbers o
 
 - its config depends on the trials up to n - D (see `tuner.search.sampler`) and on which configs were asked before it,
 - whether its source is a duplicate depends on the sources of smaller numbers, so modules are taken up in number order,
-- the time that it races against is the best of the trials up to n - D,
+- what it races against is the best of the trials up to n - D,
 - whether it runs at all depends on how many of the smaller numbers count against the budget.
 
 So a study that is killed at any moment and resumed from the saved trials goes on as if nothing had happened.
@@ -20,6 +20,7 @@ from search_space.checks import rejection
 from search_space.model import predict
 from search_space.request import Mode, TuneRequest
 from tuner.engine.base import CompileJob, CompileReply, Engine, EvaluateJob, EvaluateReply, WorkerLost
+from tuner.engine.incumbent import Incumbent, best_of
 from tuner.records import Evidence, Outcome, Trial
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class SearchPhase:
         self._taken_up = 0  # modules of smaller numbers were taken up
         self._slots: dict[int, _Slot] = {}
         self._source_owner: dict[str, int] = {}
-        self._incumbent_us: float | None = None  # of the trials below _incumbent_next
+        self._incumbent: Incumbent | None = None  # of the trials below _incumbent_next
         self._incumbent_next = 0
         self._exhausted = False
         self._racing = True
@@ -253,6 +254,7 @@ class SearchPhase:
             slot.future = self._engine.evaluate(slot.evaluating)
 
     def _evaluate_job(self, slot: _Slot, kernel: CompiledKernel) -> EvaluateJob:
+        incumbent = self._incumbent_of(slot.number) if self._racing else None
         return EvaluateJob(
             problem=self._request.problem,
             config=slot.config,
@@ -260,19 +262,20 @@ class SearchPhase:
             module_sha256=kernel.sha256,
             source_hash=kernel.source_hash,
             protocol=self._request.protocol,
-            incumbent_us=self._incumbent(slot.number) if self._racing else None,
+            incumbent_us=incumbent.time_us if incumbent else None,
+            incumbent_ratio=incumbent.ratio if incumbent else None,
             seed=self._request.seed,
             phase="trial",
         )
 
-    def _incumbent(self, number: int) -> float | None:
-        """Best verified time of the trials up to number - D. Called with rising numbers."""
+    def _incumbent_of(self, number: int) -> Incumbent | None:
+        """Best of the trials up to number - D that were measured to the end. Called with rising numbers."""
         while self._incumbent_next <= number - self._request.in_flight:
             trial = self.trials[self._incumbent_next]
-            if trial.outcome is Outcome.MEASURED and trial.time_us is not None:
-                self._incumbent_us = min(trial.time_us, self._incumbent_us or trial.time_us)
+            if trial.outcome is Outcome.MEASURED and trial.measurement is not None:
+                self._incumbent = best_of((self._incumbent, Incumbent.of(trial.measurement)))
             self._incumbent_next += 1
-        return self._incumbent_us
+        return self._incumbent
 
     def _evaluated(self, slot: _Slot) -> None:
         try:

@@ -75,10 +75,8 @@ class FakeWorker:
     def run(self, job: Job, report: Report) -> Done:
         """Walk through the phases of each candidate. `damages` leaves the child with a broken reference."""
         reply = self._reply(job, report)
-        if isinstance(job, EvaluateJob) and job.module_path.name in ("damages", "damages-and-shows"):
-            self._damaged = True
         wrong = isinstance(reply, EvaluateReply) and reply.outcome is Outcome.WRONG_RESULT
-        return Done(reply=reply, doubtful=wrong and self._damaged)
+        return Done(reply=reply, doubtful=self._damaged and (wrong or isinstance(reply, FinalReply)))
 
     def _reply(self, job: Job, report: Report) -> Reply:
         if isinstance(job, StressJob):
@@ -86,15 +84,27 @@ class FakeWorker:
                 self._candidate(build.module_path.name, report, subject)
             return StressReply(outcome=None, launches=len(job.builds) * job.launches)
         report(Phase.BASELINE)
-        self._misbehave(job, Phase.BASELINE)
+        self._misbehave(job, "baseline")
+        candidates = job.candidates if isinstance(job, FinalJob) else (job,)
+        failures = {
+            candidate.source_hash: failed
+            for subject, candidate in enumerate(candidates)
+            if (failed := self._candidate(candidate.module_path.name, report, subject))
+        }
+        report(Phase.MEASURE)
+        self._misbehave(job, "burst")
+        report(Phase.VERIFY, len(candidates) - 1)
+        measured = {
+            candidate.source_hash: measurement(candidate)
+            for candidate in candidates
+            if candidate.source_hash not in failures
+        }
         if isinstance(job, FinalJob):
-            for subject, candidate in enumerate(job.candidates):
-                self._candidate(candidate.module_path.name, report, subject)
-            measurements = {candidate.source_hash: measurement(candidate) for candidate in job.candidates}
             ratio = Ratio(median=1.0, low=1.0, high=1.0)
-            return FinalReply(measurements=measurements, aa_ratio=ratio, environment=environment())
-        return self._candidate(job.module_path.name, report, None) or EvaluateReply(
-            outcome=Outcome.MEASURED, measurement=measurement(job), gpu_s=0.1, max_rel_error=1e-3
+            environ = environment()
+            return FinalReply(measurements=measured, aa_ratio=ratio, environment=environ, failures=failures, gpu_s=0.1)
+        return failures.get(job.source_hash) or EvaluateReply(
+            outcome=Outcome.MEASURED, measurement=measured[job.source_hash], gpu_s=0.1, max_rel_error=1e-3
         )
 
     def failure(self, error: Exception) -> Failed:
@@ -103,26 +113,34 @@ class FakeWorker:
             return Failed(outcome=Outcome.OUT_OF_MEMORY, reason="not enough device memory", tainted=True)
         return Failed(outcome=Outcome.CRASHED, reason=describe(error), tainted=isinstance(error, StickyFault))
 
-    def _misbehave(self, job: Job, phase: Phase) -> None:
-        """`once-in-baseline` and `always-in-baseline` die before a candidate is at work."""
-        if isinstance(job, EvaluateJob) and job.module_path.name.endswith(f"-in-{phase}"):
-            flag = self._state / "died"
-            if job.module_path.name.startswith("always") or not flag.exists():
-                flag.touch()
-                os._exit(9)
+    def _misbehave(self, job: EvaluateJob | FinalJob, where: str) -> None:
+        """`once-in-baseline` and `always-in-baseline` die before a candidate is at work, `...-in-burst` in a burst of a
+        baseline. `once-hangs-in-burst` hangs there, `once-no-room-in-baseline` finds no memory, and so on."""
+        for candidate in job.candidates if isinstance(job, FinalJob) else (job,):
+            name, flag = candidate.module_path.name, self._state / "died"
+            if not name.endswith(f"-in-{where}") or (name.startswith("once") and flag.exists()):
+                continue
+            flag.touch()
+            if "hangs" in name:
+                time.sleep(600)
+            if "no-room" in name:
+                raise MemoryError
+            os._exit(9)
 
     def _candidate(self, name: str, report: Report, subject: int | None) -> EvaluateReply | None:
         what, _, where = name.partition("@")
         for phase in CANDIDATE_PHASES:
             report(phase, subject)
             if phase.value == (where or "verify"):
-                return self._act(what)
+                failed = self._act(what)
+                self._damaged |= what in ("damages", "damages-and-shows")
+                return failed
         return None
 
     def _act(self, what: str) -> EvaluateReply | None:
         if what in ("wrong", "damages-and-shows") or self._damaged:
             return EvaluateReply(outcome=Outcome.WRONG_RESULT, reason="1 of 64 elements wrong")
-        if what in ("good", "damages") or what.endswith("-in-baseline"):
+        if what in ("good", "damages") or "-in-" in what:
             return None
         if what == "big":
             return EvaluateReply(outcome=Outcome.WRONG_RESULT, reason="x" * 20_000_000)

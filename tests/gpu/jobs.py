@@ -18,6 +18,7 @@ def evaluate_job(
     *,
     problem: GemmProblem = PROBLEM,
     incumbent_us: float | None = None,
+    incumbent_ratio: float | None = None,
     protocol: MeasureProtocol | None = None,
     phase: Literal["trial", "final"] = "trial",
 ) -> EvaluateJob:
@@ -30,6 +31,7 @@ def evaluate_job(
         source_hash=f"hash of {module}",
         protocol=protocol or MeasureProtocol(),
         incumbent_us=incumbent_us,
+        incumbent_ratio=incumbent_ratio,
         seed=0,
         phase=phase,
     )

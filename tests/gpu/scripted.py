@@ -16,7 +16,7 @@ from tests.gpu.faulty_compile import BLIND, VARIABLE
 from tests.gpu.plants import MEASURED, PLANTS
 from tuner.engine.base import CompileJob, EvaluateReply, FinalJob, FinalReply
 from tuner.engine.fake import fake_kernel
-from tuner.gpu.jobs import StressJob, StressReply
+from tuner.gpu.jobs import ONLY_SUBJECT, StressJob, StressReply
 from tuner.gpu.wire import Report, child_main
 from tuner.records import Evidence, Outcome, Ratio
 
@@ -65,13 +65,13 @@ class ScriptedWorker(FakeWorker):
         outcomes = PLANTS[name].outcomes if name else MEASURED
         if Outcome.MEASURED in outcomes:
             for phase in CANDIDATE_PHASES:
-                report(phase)
+                report(phase, ONLY_SUBJECT)
             evidence = (Evidence.MEASURED, Evidence.NUMERIC)
             return EvaluateReply(outcome=Outcome.MEASURED, measurement=measurement(job), evidence=evidence, gpu_s=0.1)
         if outcomes == {Outcome.NONDETERMINISTIC}:
             return EvaluateReply(outcome=Outcome.NONDETERMINISTIC, reason="3 of 16 launches differ", gpu_s=0.1)
         act = next(act for outcome, act in _ACTS.items() if outcome in outcomes)
-        reply = self._candidate(f"{act}@first_launch", report, None)
+        reply = self._candidate(f"{act}@first_launch", report, ONLY_SUBJECT)
         assert reply is not None
         return replace(reply, gpu_s=0.1)
 

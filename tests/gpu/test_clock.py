@@ -241,11 +241,19 @@ def test_e4_rounds_beside_a_foreign_process_are_left_out_and_counted(card: Card)
 
 def test_slow_candidate_stops_after_two_rounds_and_keeps_them(card: Card) -> None:
     """Racing: no interval is claimed, the outcome says that it was stopped."""
-    reply = evaluated(card, 60.0, QuietCard(), incumbent_us=50.0)
+    reply = evaluated(card, 60.0, QuietCard(), incumbent_us=50.0, incumbent_ratio=2.0)
     assert reply.outcome is Outcome.STOPPED_EARLY
     assert reply.measurement is not None
     assert len(reply.measurement.samples_us) == 2
-    assert "the best so far is 50.00 us" in reply.reason
+    assert "20.0% slower than the best so far (2.000x torch)" in reply.reason
+
+
+def test_e9_candidate_beside_a_throttled_torch_is_measured_to_the_end(card: Card) -> None:
+    """E9: the incumbent was 1.25x torch when that took 80 us; here torch takes 100 us, and 78 us are good."""
+    reply = evaluated(card, 78.0, QuietCard(throttled=[0x20] * 99), incumbent_us=64.0, incumbent_ratio=1.25)
+    assert reply.outcome is Outcome.MEASURED, reply.reason
+    slower = evaluated(card, 84.0, QuietCard(throttled=[0x20] * 99), incumbent_us=64.0, incumbent_ratio=1.25)
+    assert slower.outcome is Outcome.STOPPED_EARLY
 
 
 def test_time_that_no_kernel_can_reach_is_no_measurement(card: Card) -> None:

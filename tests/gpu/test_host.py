@@ -267,8 +267,35 @@ def test_child_lost_before_the_candidate_ran_is_tried_again(start: Start, tmp_pa
 
 def test_child_lost_twice_before_the_candidate_ran_makes_the_gpu_unavailable(start: Start) -> None:
     """Two children in a row: the fault lies elsewhere."""
-    with pytest.raises(GpuUnavailable, match="before any candidate had run"):
+    with pytest.raises(GpuUnavailable, match="while no candidate was at work"):
         start().evaluate(evaluate_job("always-in-baseline"))
+
+
+def test_no_room_for_inputs_is_tried_again_in_a_fresh_child(start: Start, tmp_path: Path) -> None:
+    """A23: what the child still held of another problem is gone in the next one."""
+    child = start()
+    assert child.evaluate(evaluate_job("once-no-room-in-baseline")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 2
+
+
+def test_problem_without_room_in_two_fresh_children_does_not_fit(start: Start, tmp_path: Path) -> None:
+    """A23: only then does the reply say so."""
+    child = start()
+    reply = child.evaluate(evaluate_job("always-no-room-in-baseline"))
+    assert reply.outcome is Outcome.OUT_OF_MEMORY
+    assert "the problem does not fit the device" in reply.reason
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 3
+
+
+def test_hang_in_a_burst_of_a_baseline_is_not_the_candidates(start: Start, tmp_path: Path) -> None:
+    """A6: the trial is repeated once, in a fresh child; then it is the GPU that cannot be used."""
+    child = start(limits=QUICK)
+    assert child.evaluate(evaluate_job("once-hangs-in-burst")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 2
+    with pytest.raises(GpuUnavailable, match=r"phase measure within 0\.5 s.*while no candidate was at work"):
+        child.evaluate(evaluate_job("always-hangs-in-burst"))
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
 
 
 # ---------------------------------------------------------------------- spares
@@ -376,6 +403,44 @@ def test_final_in_which_all_fail_has_no_measurement(start: Start) -> None:
     assert dict(reply.measurements) == {}
     assert set(reply.failures) == {"hash of exit", "hash of segv"}
     assert reply.environment.gpu_uuid == "GPU-fake"
+
+
+@pytest.mark.parametrize("fault", ["in-baseline", "no-room-in-baseline", "in-burst", "hangs-in-burst"])
+def test_fault_of_no_finalist_repeats_the_final_and_then_blames_the_gpu(
+    start: Start, tmp_path: Path, fault: str
+) -> None:
+    """A11: the first finalist is not to blame for what a baseline did, or for inputs without room."""
+    child = start(limits=QUICK)
+    reply = child.final(final_job("good", f"once-{fault}"))
+    assert set(reply.measurements) == {"hash of good", f"hash of once-{fault}"}
+    assert not reply.failures
+    assert len(starts(tmp_path)) == 2
+    with pytest.raises(GpuUnavailable, match="in two children in a row, while no candidate was at work"):
+        child.final(final_job("good", f"always-{fault}"))
+
+
+def test_finalists_judged_by_data_that_a_trial_damaged_are_judged_again(start: Start, tmp_path: Path) -> None:
+    """B3: as trials are."""
+    child = start()
+    assert child.evaluate(evaluate_job("damages")).outcome is Outcome.MEASURED
+    reply = child.final(final_job("good", "good@load"))
+    assert set(reply.measurements) == {"hash of good", "hash of good@load"}
+    assert not reply.failures
+    assert len(starts(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("modules", [("damages", "good", "good@load"), ("good", "damages", "good@load"), ("damages",)])
+def test_finalist_that_damages_the_data_of_the_others_is_found_and_left_out(
+    start: Start, modules: tuple[str, ...]
+) -> None:
+    """B3: it looks right itself, and those after it wrong; each is tried alone, and only it is refused."""
+    reply = start().final(final_job(*modules))
+    assert set(reply.failures) == {"hash of damages"}
+    assert set(reply.measurements) == {f"hash of {name}" for name in modules} - {"hash of damages"}
+    failure = reply.failures["hash of damages"]
+    assert failure.outcome is Outcome.WRONG_RESULT
+    assert "writes over the inputs or the reference" in failure.reason
+    assert Sm90GemmConfig().key in failure.reason
 
 
 def test_stress_names_the_build_that_failed(start: Start) -> None:

@@ -12,6 +12,7 @@ import pytest
 from kernels.problem import GemmProblem
 from search_space.request import MeasureProtocol
 from tests.gpu.jobs import evaluate_job, final_job
+from tuner.engine.incumbent import Incumbent
 from tuner.gpu.host import GpuChild, PhaseLimits, list_gpus
 from tuner.records import Evidence, Outcome, Ratio
 
@@ -216,7 +217,8 @@ def test_slow_kernel_stops_early_and_keeps_its_samples(bench: Any) -> None:
 
     fast = run(planted.right, bench(CUBE)).measurement
     assert fast is not None
-    reply = run(planted.slow, bench(CUBE), incumbent_us=fast.median_us())
+    best = Incumbent.of(fast)
+    reply = run(planted.slow, bench(CUBE), incumbent_us=best.time_us, incumbent_ratio=best.ratio)
     assert reply.outcome is Outcome.STOPPED_EARLY
     assert reply.measurement is not None
     assert len(reply.measurement.samples_us) == 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from search_space.request import MeasureProtocol
+from tuner.engine.incumbent import Incumbent
 from tuner.gpu.energy import EnergyMeter
 from tuner.gpu.jobs import Phase
 from tuner.gpu.nvml import Card, Reading
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PROTOCOL = MeasureProtocol(idle_gap_ms=0.0)
+INCUMBENT = Incumbent(time_us=100.0, ratio=1.1)
 
 
 @dataclass(kw_only=True)
@@ -110,6 +112,11 @@ def rounds_of(**times_us: list[float]) -> Rounds:
             Round(times_us=dict(zip(names, values, strict=True))) for values in zip(*times_us.values(), strict=False)
         ]
     )
+
+
+def beside_torch(*times_us: float) -> Rounds:
+    """Rounds in which torch takes 110 us."""
+    return rounds_of(a=list(times_us), torch=[110.0] * len(times_us))
 
 
 def test_each_round_holds_one_time_of_each_implementation() -> None:
@@ -328,24 +335,42 @@ def test_clearly_slower_candidate_stops_after_two_rounds_with_the_numbers() -> N
     """Racing: what cannot win is not worth the time; its samples are kept."""
     rounds = run(
         FakeBurst(name="a", times=repeat(104.0)),
-        enough=lambda seen: bool(hopeless(seen, "a", 100.0)),
+        FakeBurst(name="torch", times=repeat(110.0)),
+        enough=lambda seen: bool(hopeless(seen, "a", INCUMBENT)),
     )
     assert rounds.times_us("a") == (104.0, 104.0)
-    assert "104.00 us" in hopeless(rounds, "a", 100.0)
-    assert "100.00 us" in hopeless(rounds, "a", 100.0)
+    assert hopeless(rounds, "a", INCUMBENT) == ("fastest of 2 rounds 4.0% slower than the best so far (1.100x torch)")
 
 
 def test_slightly_slower_candidate_needs_an_interval() -> None:
     """2.5 % may be drift in two rounds, and is not in four that agree."""
-    assert not hopeless(rounds_of(a=[102.5, 102.5]), "a", 100.0)
-    assert hopeless(rounds_of(a=[102.5, 102.6, 102.5, 102.6]), "a", 100.0)
-    assert not hopeless(rounds_of(a=[102.5, 99.0, 104.0, 105.0]), "a", 100.0)
+    assert not hopeless(beside_torch(102.5, 102.5), "a", INCUMBENT)
+    assert hopeless(beside_torch(102.5, 102.6, 102.5, 102.6), "a", INCUMBENT) == (
+        "interval of 4 rounds begins 2.5% slower than the best so far (1.100x torch)"
+    )
+    assert not hopeless(beside_torch(102.5, 99.0, 104.0, 105.0), "a", INCUMBENT)
+
+
+def test_e9_rounds_in_which_torch_is_slower_too_stop_nobody() -> None:
+    """E9: the candidate is 5 % faster than the incumbent, on a card that has become 20 % slower meanwhile."""
+    throttled = rounds_of(a=[114.0] * 4, torch=[132.0] * 4)
+    assert not hopeless(throttled, "a", INCUMBENT)
+    assert hopeless(rounds_of(a=[126.0] * 2, torch=[132.0] * 2), "a", INCUMBENT), "5 % slower, throttled or not"
+    assert hopeless(rounds_of(a=[99.0] * 2, torch=[100.0] * 2), "a", INCUMBENT), "and on a card that became faster"
+
+
+def test_times_decide_only_where_there_is_no_ratio() -> None:
+    """An incumbent of which no torch time is known, or rounds without torch."""
+    timed = Incumbent(time_us=100.0)
+    assert "(100.00 us)" in hopeless(rounds_of(a=[104.0] * 2, torch=[132.0] * 2), "a", timed)
+    assert hopeless(rounds_of(a=[104.0] * 2), "a", INCUMBENT)
+    assert not hopeless(rounds_of(a=[102.0] * 2), "a", INCUMBENT)
 
 
 def test_close_candidate_without_incumbent_is_never_given_up() -> None:
     """There is nothing to be slower than."""
     assert not hopeless(rounds_of(a=[1e6, 1e6, 1e6]), "a", None)
-    assert not hopeless(rounds_of(a=[101.0] * 9), "a", 100.0)
+    assert not hopeless(beside_torch(*[101.0] * 9), "a", INCUMBENT)
 
 
 def test_very_slow_candidate_has_a_limited_share() -> None:

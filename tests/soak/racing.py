@@ -15,7 +15,6 @@ import json
 import random
 import sys
 import time
-from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from search_space.askable import askable_configs
 from search_space.request import MeasureProtocol
 from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say
 from tests.soak.report import write_json
+from tuner.engine.incumbent import BASELINE, Incumbent, best_of
 from tuner.gpu.child import load_module
 from tuner.gpu.rounds import Rounds, enough_for, hopeless, measure
 from tuner.records import Ratio
@@ -88,23 +88,22 @@ def race(modules: Sequence[Module], contexts: Contexts, device: LiveDevice) -> J
     candidates: list[Json] = []
     bursts: dict[str, Burst] = {}
     kernels = []
-    medians_us: list[float] = []  # infinite for a candidate that was stopped
+    told: list[Incumbent | None] = []  # none for a candidate that was stopped
     for number, module in enumerate(modules):
         # As in a study: the best of those that were told when this one was asked.
-        told = [time_us for time_us in medians_us[: max(0, number - IN_FLIGHT + 1)] if isfinite(time_us)]
-        incumbent_us = min(told, default=None)
+        incumbent = best_of(told[: max(0, number - IN_FLIGHT + 1)])
         kernel = load_module(module.path, module.sha256)
         verdict = context.referee.verify(kernel, quiet, repeats=2)
         if verdict.outcome is not None:
             say(f"{module.config.key}: {verdict.outcome}: {verdict.reason}")
-            medians_us.append(inf)
+            told.append(None)
             continue
         kernels.append(kernel)
         burst = capture(f"candidate {number}", kernel, context.timing.sets, burst_ms=graph_ms(protocol))
         bursts[burst.name] = burst
         fixed, fixed_s = _timed([burst, *baselines], context, device, number, lambda _: False)
-        raced, raced_s = _timed([burst, *baselines], context, device, number, enough_for(burst, names, incumbent_us))
-        stopped = hopeless(raced, burst.name, incumbent_us)
+        raced, raced_s = _timed([burst, *baselines], context, device, number, enough_for(burst, names, incumbent))
+        stopped = hopeless(raced, burst.name, incumbent)
         row = {
             "name": burst.name,
             "config": module.config.to_dict(),
@@ -113,7 +112,7 @@ def race(modules: Sequence[Module], contexts: Contexts, device: LiveDevice) -> J
             "stopped": stopped,
         }
         candidates.append(row)
-        medians_us.append(inf if stopped else median(raced.times_us(burst.name)))
+        told.append(None if stopped else _told(raced, burst.name))
     return _compared(candidates, bursts, context, device)
 
 
@@ -123,8 +122,12 @@ def _timed(bursts, context: ProblemContext, device: LiveDevice, seed: int, enoug
     return rounds, time.perf_counter() - began
 
 
+def _told(rounds: Rounds, name: str) -> Incumbent:
+    return Incumbent(time_us=median(rounds.times_us(name)), ratio=_ratio(rounds, name))
+
+
 def _ratio(rounds: Rounds, name: str) -> float:
-    return Ratio.of_pairs(rounds.times_us("torch"), rounds.times_us(name)).median
+    return Ratio.of_pairs(rounds.times_us(BASELINE), rounds.times_us(name)).median
 
 
 def _compared(candidates: list[Json], bursts: dict[str, Burst], context: ProblemContext, device: LiveDevice) -> Json:

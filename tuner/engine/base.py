@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from tuner.engine.incumbent import Incumbent
 from tuner.records import Verdict
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class EvaluateJob:
     module_sha256: what the file must hash to
     source_hash: identity of the generated source
     protocol: how to time
-    incumbent_us: best median so far; a candidate that cannot reach it may be stopped early; None for no racing
+    incumbent_us: median of the best so far; a candidate that cannot reach it may be stopped early; None for no racing
+    incumbent_ratio: of torch.matmul's time to that median, in the same rounds: what decides, where it is known
     seed: of the input data
     phase: "trial" while searching, "final" for a finalist
     """
@@ -122,6 +124,14 @@ class EvaluateJob:
     incumbent_us: float | None
     seed: int
     phase: Literal["trial", "final"]
+    incumbent_ratio: float | None = None
+
+    @property
+    def raced_against(self) -> Incumbent | None:
+        """What a trial may be stopped early for; None in a final and where nothing is raced."""
+        if self.phase == "final" or self.incumbent_us is None:
+            return None
+        return Incumbent(time_us=self.incumbent_us, ratio=self.incumbent_ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

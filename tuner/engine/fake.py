@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import cos, log, pi, sqrt
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import ArtifactError, ArtifactStore
@@ -47,6 +48,7 @@ from tuner.engine.faults import (
     Shows,
     uniform,
 )
+from tuner.engine.incumbent import BASELINE
 from tuner.records import Check, Environment, Evidence, Measurement, Outcome, Ratio, Verdict
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 
 FAKE_TOOLCHAIN = "fake 1.0"
 FAKE_CUDA = "13.0"
-STOP_EARLY_AT = 1.5  # a candidate slower than the incumbent by this factor is stopped
+STOP_EARLY_AT = 1.5  # a candidate slower than the incumbent by this factor is stopped; judged as on a real card
 VERIFIED = (Evidence.MEASURED, Evidence.NUMERIC)
 
 
@@ -219,12 +221,11 @@ class FakeEngine:
             reason = self._reason(fault, job.problem, job.config)
             return EvaluateReply(outcome=OUTCOME_OF[fault.kind], reason=reason, gpu_s=times.evaluate_s)
         measurement = self._measure(job.problem, job.config, job.protocol, "trial")
-        median_us = measurement.median_us()
         error = 1e-3 * uniform("error", job.config.key)
-        if job.incumbent_us is not None and median_us > STOP_EARLY_AT * job.incumbent_us:
+        if slower := _slower(job, measurement):
             return EvaluateReply(
                 outcome=Outcome.STOPPED_EARLY,
-                reason=f"{median_us:.2f} us cannot reach the best so far, {job.incumbent_us:.2f} us",
+                reason=slower,
                 measurement=replace(
                     measurement,
                     samples_us=measurement.samples_us[:3],
@@ -369,6 +370,17 @@ def fake_kernel(job: CompileJob, *, spill_bytes: int = 0) -> CompiledKernel:
         link_s=0.2,
         toolchain=FAKE_TOOLCHAIN,
     )
+
+
+def _slower(job: EvaluateJob, measurement: Measurement) -> str:
+    """Why a candidate cannot reach the incumbent, or nothing."""
+    incumbent = job.raced_against
+    if incumbent is None:
+        return ""
+    slowdown = median(incumbent.slowdowns(measurement.samples_us, measurement.baselines_us.get(BASELINE, ())))
+    if slowdown <= STOP_EARLY_AT:
+        return ""
+    return f"{slowdown:.2f} times as long as the best so far, {incumbent.text()}"
 
 
 def _source_text(problem: GemmProblem, config: GemmConfig) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tuner.gpu.baselines import Baselines, build_baselines
+from tuner.gpu.baselines import Baselines, build_baselines, matmul
 from tuner.gpu.cublaslt import CublasLt, CublasLtError
 from tuner.gpu.inputs import TORCH_DTYPE, GuardedOutput, make_cases
 from tuner.gpu.jobs import Phase
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from search_space.request import MeasureProtocol
     from tuner.gpu.device import LiveDevice
     from tuner.gpu.wire import Report
+    from tuner.records import Outcome
+
+type Control = tuple[Outcome | None, str]
 
 MAX_CONTEXTS = 4  # of studies that take turns
 ALIGNMENT = 128  # elements: 256 bytes, what an allocator gives and libraries expect
@@ -49,6 +52,7 @@ class ProblemContext:
     referee: verifies
     timing: buffers of the bursts
     baselines: captured and screened
+    control: what the referee said of torch.matmul when inputs and reference were new
     """
 
     problem: GemmProblem
@@ -56,6 +60,14 @@ class ProblemContext:
     referee: Referee
     timing: TimingSets
     baselines: Baselines
+    control: Control
+
+    def is_damaged(self) -> bool:
+        """Whether the referee now judges torch.matmul differently than when inputs and reference were new.
+
+        A kernel that writes far outside of D may hit them, and every later candidate would look wrong.
+        """
+        return judge_library(self.referee) != self.control
 
 
 class Contexts:
@@ -107,7 +119,14 @@ class Contexts:
             library=self._cublaslt(),
             seed=seed,
         )
-        return ProblemContext(problem=problem, protocol=protocol, referee=referee, timing=timing, baselines=baselines)
+        return ProblemContext(
+            problem=problem,
+            protocol=protocol,
+            referee=referee,
+            timing=timing,
+            baselines=baselines,
+            control=judge_library(referee),
+        )
 
     def _cublaslt(self) -> CublasLt | None:
         if self._library is None:
@@ -116,6 +135,16 @@ class Contexts:
             except CublasLtError:
                 return None
         return self._library
+
+
+def judge_library(referee: Referee) -> Control:
+    """What the referee says of torch.matmul: a control of its inputs and its reference."""
+
+    def report(phase: Phase, subject: int | None = None) -> None:
+        """No candidate is at work."""
+
+    verdict = referee.verify(matmul, report, repeats=0)
+    return verdict.outcome, verdict.reason
 
 
 def make_referee(problem: GemmProblem, device: LiveDevice, seed: int) -> Referee:

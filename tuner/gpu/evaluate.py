@@ -14,7 +14,7 @@ from search_space.request import MIN_ROUNDS
 from tuner.engine.base import EvaluateJob, EvaluateReply
 from tuner.gpu.baselines import BEST, TORCH
 from tuner.gpu.clock import Burst, capture, graph_ms
-from tuner.gpu.jobs import Phase
+from tuner.gpu.jobs import ONLY_SUBJECT, Phase
 from tuner.gpu.limits import impossible
 from tuner.gpu.rounds import MIN_ROUNDS_TO_STOP, Rounds, enough_for, hopeless, measure
 from tuner.records import Evidence, Measurement, Outcome
@@ -80,13 +80,14 @@ def evaluate(kernel: Kernel, job: EvaluateJob, bench: Bench, *, began: float | N
     """
     began = time.monotonic() if began is None else began
     repeats = FINAL_REPEATS if job.phase == "final" else TRIAL_REPEATS
-    verdict = bench.context.referee.verify(kernel, bench.report, repeats=repeats)
+    verdict = bench.context.referee.verify(kernel, bench.report, repeats=repeats, subject=ONLY_SUBJECT)
     if verdict.outcome is not None:
         return refused(verdict, began)
-    bench.report(Phase.MEASURE)
-    burst = capture(CANDIDATE, kernel, bench.context.timing.sets, burst_ms=graph_ms(job.protocol))
+    bench.report(Phase.MEASURE, ONLY_SUBJECT)
+    sets, burst_ms = bench.context.timing.sets, graph_ms(job.protocol)
+    burst = capture(CANDIDATE, kernel, sets, burst_ms=burst_ms, subject=ONLY_SUBJECT)
     rounds = _measure(burst, job, bench)
-    bench.report(Phase.VERIFY)
+    bench.report(Phase.VERIFY, ONLY_SUBJECT)
     again = bench.context.referee.verify_again(burst.replay, verdict.bits)
     if again.outcome is not None:
         return refused(again, began, rel_error=verdict.max_rel_error)
@@ -109,16 +110,12 @@ def _measure(burst: Burst, job: EvaluateJob, bench: Bench) -> Rounds:
         card=bench.device.card,
         order=random.Random(f"{job.seed}:{job.source_hash}"),
         report=bench.report,
-        enough=enough_for(burst, baselines.names(finalists=False), _raced_against(job)),
+        enough=enough_for(burst, baselines.names(finalists=False), job.raced_against),
     )
 
 
-def _raced_against(job: EvaluateJob) -> float | None:
-    return job.incumbent_us if job.phase == "trial" else None
-
-
 def _reply(rounds: Rounds, job: EvaluateJob, bench: Bench, verdict: Verdict, gpu_s: float) -> EvaluateReply:
-    slower = hopeless(rounds, CANDIDATE, _raced_against(job))
+    slower = hopeless(rounds, CANDIDATE, job.raced_against)
     reason = bench.untrue(CANDIDATE, rounds, fewest=MIN_ROUNDS_TO_STOP if slower else MIN_ROUNDS)
     if reason:
         return EvaluateReply(

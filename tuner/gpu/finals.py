@@ -167,10 +167,11 @@ def stress(job: StressJob, load: LoadKernel, device: LiveDevice, report: Report)
     launches, worst = 0, 0.0
     referees: dict[GemmProblem, Referee] = {}
     for subject, build in enumerate(job.builds):
+        if build.problem not in referees:
+            report(Phase.BASELINE, subject)
+            referees[build.problem] = make_referee(build.problem, device, job.seed)
         report(Phase.LOAD, subject)
         kernel = load(build.module_path, build.module_sha256)
-        if build.problem not in referees:
-            referees[build.problem] = make_referee(build.problem, device, job.seed)
         verdict = referees[build.problem].verify(kernel, report, repeats=job.launches, subject=subject)
         worst = max(worst, verdict.max_rel_error or 0.0)
         if verdict.outcome is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tuner.engine.base import DeviceFacts, DeviceLost, EvaluateJob, EvaluateReply, FinalJob, FinalReply, WorkerLost
 from tuner.gpu.inventory import list_gpus
-from tuner.gpu.jobs import Job, Phase, PhaseLimits, Reply, StressJob, StressReply
+from tuner.gpu.jobs import Job, Phase, PhaseLimits, StressJob, StressReply
 from tuner.gpu.process import ChildGone, ChildProcess
 from tuner.gpu.spare import Spares
 from tuner.gpu.watch import Fault, Watch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["GpuChild", "GpuUnavailable", "PhaseLimits", "list_gpus"]
 
 CHILD_MODULE = "tuner.gpu.child"
+DAMAGES = "writes over the inputs or the reference: afterwards torch.matmul is judged differently"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -108,11 +109,11 @@ class GpuChild:
             result = self._run(job)
         if isinstance(result, Fault):
             return self._evaluate_fault(result, job)
-        assert isinstance(result, EvaluateReply)
-        return self._named(result, job)
+        assert isinstance(result.reply, EvaluateReply)
+        return self._named(result.reply, job)
 
     def final(self, job: FinalJob) -> FinalReply:
-        """Measure finalists interleaved; one that fails is left out and the others start again.
+        """Measure finalists interleaved; one that fails or damages the others' data is left out, the rest start again.
 
         Raises WorkerLost, and nothing for what the modules do.
         """
@@ -122,19 +123,47 @@ class GpuChild:
         with self._turn:
             while remaining.candidates:
                 result = self._run(remaining)
-                if not isinstance(result, Fault):
-                    assert isinstance(result, FinalReply)
-                    named = {key: self._named(reply, _candidate(job, key)) for key, reply in result.failures.items()}
-                    return replace(result, failures={**failures, **named}, gpu_s=gpu_s + result.gpu_s)
-                culprit = remaining.candidates[result.subject or 0]
-                failures[culprit.source_hash] = self._evaluate_fault(result, culprit)
-                gpu_s += result.gpu_s
-                rest = tuple(other for other in remaining.candidates if other is not culprit)
+                if isinstance(result, Done) and not result.doubtful:
+                    assert isinstance(result.reply, FinalReply)
+                    named = {key: self._named(one, _candidate(job, key)) for key, one in result.reply.failures.items()}
+                    return replace(result.reply, failures={**failures, **named}, gpu_s=gpu_s + result.gpu_s)
+                if isinstance(result, Fault):
+                    found, spent_s = self._fault_of_final(result, remaining), 0.0
+                else:
+                    found, spent_s = self._damaging(result, remaining)
+                failures |= found
+                gpu_s += result.gpu_s + spent_s
+                rest = tuple(other for other in remaining.candidates if other.source_hash not in found)
                 remaining = replace(remaining, candidates=rest)
             facts = self._facts
         if facts is None or facts.environment is None:
             raise GpuUnavailable(f"GPU {self.uuid}: no finalist, and no child that could tell the environment")
         return FinalReply(measurements={}, aa_ratio=None, environment=facts.environment, failures=failures, gpu_s=gpu_s)
+
+    def _fault_of_final(self, fault: Fault, job: FinalJob) -> dict[str, EvaluateReply]:
+        assert fault.subject is not None, "a fault of no finalist has ended in GpuUnavailable"
+        culprit = job.candidates[fault.subject]
+        return {culprit.source_hash: self._evaluate_fault(fault, culprit)}
+
+    def _damaging(self, doubtful: Done, job: FinalJob) -> tuple[dict[str, EvaluateReply], float]:
+        """Finalists that damage what all are judged by, each tried alone; and the seconds of GPU time that this took.
+
+        Raises GpuUnavailable when none of them does it alone.
+        """
+        failures: dict[str, EvaluateReply] = {}
+        gpu_s = 0.0
+        for candidate in job.candidates:
+            alone = replace(job, candidates=(candidate,))
+            result = doubtful if alone == job else self._run(alone)
+            gpu_s += 0.0 if result is doubtful else result.gpu_s
+            if isinstance(result, Fault):
+                failures |= self._fault_of_final(result, alone)
+            elif result.doubtful:
+                damage = EvaluateReply(outcome=Outcome.WRONG_RESULT, reason=DAMAGES, gpu_s=result.gpu_s)
+                failures[candidate.source_hash] = self._named(damage, candidate)
+        if not failures:
+            raise GpuUnavailable(f"GPU {self.uuid}: a final damaged inputs or reference, and no finalist does so alone")
+        return failures, gpu_s
 
     def stress(self, job: StressJob) -> StressReply:
         """Run stress builds. Raises WorkerLost, and nothing for what the builds do."""
@@ -149,10 +178,11 @@ class GpuChild:
                 failed_build=build.label,
                 gpu_s=result.gpu_s,
             )
-        assert isinstance(result, StressReply)
-        if result.passed:
-            return result
-        return replace(result, reason=f"{result.reason} ({job.config.key} on GPU {self.uuid})")
+        reply = result.reply
+        assert isinstance(reply, StressReply)
+        if reply.passed:
+            return reply
+        return replace(reply, reason=f"{reply.reason} ({job.config.key} on GPU {self.uuid})")
 
     def close(self) -> None:
         """End the child, the spares and what they have started. A job in progress raises WorkerLost."""
@@ -170,24 +200,31 @@ class GpuChild:
 
     # ------------------------------------------------------------------ running a job
 
-    def _run(self, job: Job) -> Reply | Fault:
-        """Run the job, twice where the first child failed through no doing of a candidate of this job."""
+    def _run(self, job: Job) -> Done | Fault:
+        """Run the job; once more, in a fresh child, where the first failed through no doing of a candidate of this job.
+
+        A reply that is still doubtful comes from a child that has run nothing else. Raises GpuUnavailable.
+        """
         for _ in range(2):
             result = self._run_once(job)
             if isinstance(result, Fault):
-                if result.phase.is_candidates or result.outcome is Outcome.OUT_OF_MEMORY:
+                if result.is_candidates:
                     return result
-                reason = result.reason
+                self._drop_child()
             elif not result.doubtful:
-                return result.reply
+                return result
             else:
-                # Judged by damaged data. In a child that has run nothing else the candidate itself did the damage.
+                # Judged by damaged data. In a child that has run nothing else this job's own candidates did the damage.
                 alone = self._trials == 1
                 self._drop_child()
                 if alone:
-                    return result.reply
-                reason = "inputs or reference were damaged"
-        raise GpuUnavailable(f"GPU {self.uuid}: {reason}, in two children in a row, before any candidate had run")
+                    return result
+        assert isinstance(result, Fault)
+        reason = f"{result.reason}, in two children in a row"
+        no_room = result.phase is Phase.BASELINE and result.outcome is Outcome.OUT_OF_MEMORY
+        if no_room and not isinstance(job, FinalJob):  # finalists had the room when they were trials
+            return replace(result, reason=f"the problem does not fit the device: {reason}")
+        raise GpuUnavailable(f"GPU {self.uuid}: {reason}, while no candidate was at work")
 
     def _run_once(self, job: Job) -> Done | Fault:
         child = self._ready_child()

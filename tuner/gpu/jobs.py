@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tuner.records import Outcome
 
 
+ONLY_SUBJECT = 0  # of a trial, which has one candidate
+
+
 class Phase(StrEnum):
     """What a child is doing. Each phase has its own time limit."""
 
@@ -29,7 +32,7 @@ class Phase(StrEnum):
 
     @property
     def is_candidates(self) -> bool:
-        """Whether a hang or a crash in this phase is the candidate's fault. In the others no candidate has run yet."""
+        """Whether candidates are at work in this phase: whichever the report names. In the others none is."""
         return self in _OF_CANDIDATE
 
 

@@ -19,6 +19,7 @@ from kernels.config import Sm90GemmConfig
 from kernels.problem import GemmProblem
 from search_space.request import MeasureProtocol
 from tuner.engine.base import EvaluateJob, FinalJob
+from tuner.engine.incumbent import Incumbent
 from tuner.gpu.host import GpuChild, list_gpus
 from tuner.gpu.jobs import Phase
 from tuner.records import Outcome
@@ -75,8 +76,9 @@ def check_shape(problem: GemmProblem, contexts: Contexts, device: LiveDevice) ->
     job = sample_job(problem)
     reply = evaluate(matmul, job, bench)
     clock(Phase.START)
-    median_us = reply.measurement.median_us() if reply.measurement else 1.0
-    raced = evaluate(_twice(matmul), replace(job, incumbent_us=median_us), bench)
+    best = Incumbent.of(reply.measurement) if reply.measurement else Incumbent(time_us=1.0)
+    race = replace(job, incumbent_us=best.time_us, incumbent_ratio=best.ratio)
+    raced = evaluate(_twice(matmul), race, bench)
     return {
         "shape": str(problem),
         "context_s": round(context_s, 3),

@@ -20,7 +20,7 @@ class Fault:
     outcome: TIMED_OUT, CRASHED or OUT_OF_MEMORY
     reason: for people, without config, shape and GPU
     phase: where it happened
-    subject: index of the candidate or build that was at work, in a job that has several
+    subject: index of the candidate or build that was at work; None where none was
     gpu_s: seconds since the candidate's first phase began
     """
 
@@ -29,6 +29,11 @@ class Fault:
     phase: Phase
     subject: int | None
     gpu_s: float
+
+    @property
+    def is_candidates(self) -> bool:
+        """Whether the candidate or build named by `subject` did it. Else nothing is said of any of them."""
+        return self.phase.is_candidates and self.subject is not None
 
 
 class Watch:

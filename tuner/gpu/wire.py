@@ -42,7 +42,7 @@ class PhaseStarted:
     """The child begins a phase.
 
     phase: which
-    subject: index of the candidate or build in a job that has several; None where there is one or none
+    subject: index of the candidate or build that is at work, 0 in a trial; None where none is, as in a baseline's burst
     """
 
     phase: Phase
@@ -79,6 +79,11 @@ class Done:
 
     reply: Reply
     doubtful: bool = False
+
+    @property
+    def gpu_s(self) -> float:
+        """Seconds of GPU time used."""
+        return self.reply.gpu_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
