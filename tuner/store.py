@@ -117,8 +117,7 @@ class StudyRecorder:
 
     def save_failed_final(self, trial: Trial) -> None:
         """See Recorder."""
-        write(
-            self._database,
+        self._write(
             lambda session: queries.fail_trial(
                 session,
                 self._study_id,
