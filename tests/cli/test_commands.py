@@ -147,6 +147,25 @@ def test_nothing_tuned_is_status_1_and_says_how_to_tune(cli: Cli) -> None:
     assert "64x64x64" in ran.error_line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("dispatch", "64x64", "--arch", "sm_90a"), "gemm-tuner tune Mx64x64"),
+        (("export", "64x64x64", "--arch", "sm_90a", "-o", "x.zip"), "or add --allow-unverified"),
+        (("export", "64x64x64", "--arch", "sm_90a", "-o", "x.zip", "--allow-unverified"), "gemm-tuner tune 64x64x64"),
+    ],
+)
+def test_nothing_tuned_is_said_with_options_that_the_command_has(
+    cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
+    """Status 1, and no advice that belongs to another command."""
+    ran = cli(*arguments)
+    assert ran.status == 1
+    assert words in ran.error_line
+    assert "--evidence" not in ran.error_line
+    assert "--allow-default" not in ran.error_line
+
+
 def test_jobs_of_a_fresh_home_is_an_empty_list(cli: Cli) -> None:
     """The database is made on first use; --json prints a list and nothing else."""
     ran = cli("jobs", "--json")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import GemmProblem
-from tuner.cli.errors import UsageError
+from tuner.cli.errors import UsageError, WorkFailed
 from tuner.cli.output import Output, microseconds
 from tuner.cli.remote import connected, live_gpus, target
+from tuner.client import ClientError
 
 if TYPE_CHECKING:
     import argparse
@@ -106,7 +108,15 @@ def _result_id(client: Client, item: str, args: argparse.Namespace, settings: Se
         return item
     problem = GemmProblem.parse(item, dtype=args.dtype)
     evidence = "modeled" if args.allow_unverified else None
-    answer = ask(client, problem, args, settings, evidence=evidence)
+    try:
+        answer = ask(client, problem, args, settings, evidence=evidence)
+    except ClientError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        candidates = "" if args.allow_unverified else ", or add --allow-unverified to export a candidate"
+        wanted = "result" if args.allow_unverified else "published result"
+        hint = f"tune it first: gemm-tuner tune {item}{candidates}"
+        raise WorkFailed(f"{problem} has no {wanted}", hint=hint) from error
     if answer["match"] != "exact" or answer["result_id"] is None:
         raise UsageError(
             f"{problem} is not tuned: the nearest is another shape", hint=f"tune it first: gemm-tuner tune {item}"

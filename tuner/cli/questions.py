@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.errors import UsageError
+from tuner.cli.errors import UsageError, WorkFailed
 from tuner.cli.output import Output, microseconds
 from tuner.cli.remote import connected, live_gpus, target
 
@@ -35,6 +35,10 @@ def dispatch(args: argparse.Namespace, settings: Settings) -> None:
             allow_stale=args.allow_stale,
             protocol=args.protocol,
         )
+    if not table["ranges"]:
+        where = f"N = {table['n']}, K = {table['k']} on {table['device'] or table['arch']}"
+        hint = f"tune some of its M: gemm-tuner tune Mx{args.family}, with a number for M"
+        raise WorkFailed(f"nothing is tuned for {where}", hint=hint)
     output = Output(as_json=args.json)
     output.document(table)
     output.text(f"N = {table['n']}, K = {table['k']}, {table['dtype']} on {table['device'] or table['arch']}")
