@@ -11,6 +11,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
+from pictures.ratios import ALIGNMENT, class_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -138,6 +139,46 @@ def table(content: Json) -> str:
         )
         lines.append(f"| **geometric mean of {len(rows)}** | | | | | | {means} | | |")
     return "\n".join(lines)
+
+
+def summary(content: Json, by: str) -> str:
+    """Groups of rows as a Markdown table: by class of shape, or by path through the template."""
+    group_of = {"class": _class, "path": _path}[by]
+    groups: dict[str, list[Json]] = {}
+    for row in sorted(content["rows"], key=lambda row: (row["n"] % ALIGNMENT > 0, *_key(row))):
+        groups.setdefault(group_of(row), []).append(row)
+    lines = [
+        f"| {by} | rows | over torch | over best cuBLAS | least | most | memcheck clean | soaked in full |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in groups.items():
+        ratios = [row["ratio"]["cublaslt_best"] for row in rows]
+        over_torch = geometric_mean(row["ratio"]["torch"] for row in rows)
+        clean = sum(_check(row, "memcheck").get("verdict") == "clean" for row in rows)
+        soaked = sum(_check(row, "soak").get("detail", "").startswith("10000 launches") for row in rows)
+        means = f"{over_torch:.3f} | {geometric_mean(ratios):.3f} | {min(ratios):.3f} | {max(ratios):.3f}"
+        lines.append(f"| {name} | {len(rows)} | {means} | {clean} | {soaked} |")
+    return "\n".join(lines)
+
+
+def _class(row: Json) -> str:
+    return class_of(row["m"], row["n"])
+
+
+def _path(row: Json) -> str:
+    """What makes one kernel of a template another piece of code than the next."""
+    config = row["config"]
+    words = [config.get("schedule", "")]
+    words += ["swap_ab"] if config.get("swap_ab") else []
+    words += ["split_k"] if config.get("split_k", 1) > 1 else []
+    words += [f"pair shares {config.get('share', '')}".strip()] if config["cta_group"] > 1 else []
+    words += [config["load"]] if config.get("load", "tma") != "tma" else []
+    words += ["any N"] if row["n"] % ALIGNMENT else []
+    return ", ".join(word for word in words if word)
+
+
+def _check(row: Json, name: str) -> Json:
+    return next((check for check in row["checks"] if check["name"] == name), {})
 
 
 def _line(row: Json) -> str:

@@ -126,6 +126,22 @@ def test_foreign_file_is_refused_and_left_alone(cli: Cli, home: Path, tmp_path: 
     assert target.read_text() == text
 
 
+def test_groups_of_rows_have_their_means_and_checks() -> None:
+    """By shape, and by what makes one kernel another piece of code."""
+    checks = [{"name": "memcheck", "verdict": "clean"}, {"name": "soak", "detail": "10000 launches in a fresh process"}]
+    row: dict[str, Any] = {"m": 8, "n": 64, "k": 64, "dtype": "bf16", "checks": checks}
+    row |= {"config": {"schedule": "cooperative", "swap_ab": True, "split_k": 2, "cta_group": 1}}
+    other = {"m": 4096, "n": 65, "checks": [], "config": {"schedule": "pingpong", "cta_group": 2, "share": "B"}}
+    rows = [row | {"ratio": {"torch": 4.0, "cublaslt_best": value}} for value in (1.0, 4.0)]
+    rows.append(row | other | {"ratio": {"torch": 1.0, "cublaslt_best": 0.5}})
+    by_class = recorded.summary({"rows": rows}, "class").splitlines()
+    assert by_class[2] == "| M up to 16 | 2 | 4.000 | 2.000 | 1.000 | 4.000 | 2 | 2 |"
+    assert by_class[3] == "| N no multiple of 8 | 1 | 1.000 | 0.500 | 0.500 | 0.500 | 0 | 0 |"
+    by_path = recorded.summary({"rows": rows}, "path").splitlines()
+    assert by_path[2].startswith("| cooperative, swap_ab, split_k | 2 |")
+    assert by_path[3].startswith("| pingpong, pair shares B, any N | 1 |")
+
+
 def test_table_shows_each_row_and_the_geometric_mean() -> None:
     """The mean of 1 and 4 is 2."""
     row: dict[str, Any] = {

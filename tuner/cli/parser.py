@@ -374,6 +374,7 @@ def _database_commands(commands: Any) -> None:
     _url(record)
     table = _command(actions, "table", "recorded", "table", "print such a file as a Markdown table")
     table.add_argument("file", metavar="FILE")
+    table.add_argument("--by", choices=("class", "path"), help="groups of rows: by shape, or by the kernel's path")
     table.add_argument("--svg", metavar="FILE", help="draw the ratios to the vendor library by class of shape")
 
 

@@ -61,7 +61,7 @@ def table(args: argparse.Namespace, settings: Settings) -> None:
         raise UsageError(str(error)) from error
     output = Output(as_json=args.json)
     output.document(content)
-    output.text(recorded.table(content))
+    output.text(recorded.summary(content, args.by) if args.by else recorded.table(content))
     if args.svg:
         if not content["rows"]:
             raise UsageError(f"{args.file} has no rows to draw")
