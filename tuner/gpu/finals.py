@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 TWIN = "aa"
 ATTEMPTS = 3  # of a final whose rounds something disturbed
+# How far the interval of the A/A pair may stray from 1. In 71 of 72 finals on H200s it was less than 0.9 %, in one 6 %:
+# such noise makes nearly everything a tie (results/h200/dev.json, aa_ratio).
+MOST_NOISE = 0.01
 DISTURBED_PAUSE_S = 5.0
 
 
@@ -98,9 +102,11 @@ def _ready(candidate: EvaluateJob, subject: int, load: LoadKernel, bench: Bench,
 
 
 def _measure(readied: Sequence[Readied], job: FinalJob, bench: Bench) -> Rounds:
-    """All rounds of the protocol; again after a pause when something else disturbed most of them."""
+    """All rounds of the protocol; again after a pause when something else disturbed most of them, or two bursts of one
+    kernel disagreed. Of several attempts the one with the least noise.
+    """
     ours = [burst for one in readied for burst in (one.burst, one.twin) if burst is not None]
-    rounds = Rounds()
+    quietest, least = Rounds(), math.inf
     for attempt in range(ATTEMPTS):
         if attempt:
             bench.report(Phase.MEASURE)
@@ -113,9 +119,22 @@ def _measure(readied: Sequence[Readied], job: FinalJob, bench: Bench) -> Rounds:
             report=bench.report,
             enough=lambda _: False,
         )
-        if len(rounds.kept()) >= MIN_ROUNDS:
+        noise = _noise(rounds, readied)
+        if not quietest.rounds or noise < least:
+            quietest, least = rounds, noise
+        if noise <= MOST_NOISE:
             break
-    return rounds
+    return quietest
+
+
+def _noise(rounds: Rounds, readied: Sequence[Readied]) -> float:
+    """How far the interval of the A/A pair strays from 1; infinite where too few rounds count."""
+    if len(rounds.kept()) < MIN_ROUNDS:
+        return math.inf
+    if not readied or readied[0].twin is None:
+        return 0.0
+    pair = Ratio.of_pairs(rounds.times_us(TWIN), rounds.times_us(readied[0].name))
+    return max(pair.high - 1, 1 - pair.low)
 
 
 def _check_again(readied: Sequence[Readied], bench: Bench) -> dict[str, EvaluateReply]:
