@@ -37,6 +37,8 @@ COSTS = {
     "cta_group": 1.0,
     "num_consumers": 1.5,
     "swap_ab": 3.0,
+    "load": 3.0,
+    "scheduler": 1.0,
     "split_k": 0.7,
     "blk_m": 1.5,
     "blk_n": 1.0,

@@ -21,13 +21,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from db import queries
 from db.database import Database
 from kernels.artifacts import ArtifactError, ArtifactStore, write_atomically
+from kernels.config import config_from_dict
 from search_space.request import Budget, TuneRequest
 from tests.soak.report import hand_over
 from tests.soak.studies import study_of
@@ -106,27 +106,23 @@ def _settings(folder: Path) -> Settings:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Undisturbed:
-    """A study as it goes when nobody kills its tuner.
+def requests(seed: int) -> tuple[TuneRequest, ...]:
+    """The two studies of a round."""
+    arch, budget = PROFILE.arch.name, Budget(trials=TRIALS)
+    return tuple(
+        TuneRequest(problem=problem, arch=arch, budget=budget, sampler=sampler, seed=seed)
+        for problem, sampler in zip(KILL_PROBLEMS, ("tpe", "random"), strict=True)
+    )
 
-    request: what is asked
-    result: what comes of it
+
+def undisturbed(request: TuneRequest, study: Study) -> StudyResult:
+    """The study as it goes when nobody kills its tuner: in one process and in memory.
+
+    It begins with the configs that the study noted before its first trial: among them are winners of the other one.
     """
-
-    request: TuneRequest
-    result: StudyResult
-
-
-def undisturbed(seed: int) -> tuple[Undisturbed, ...]:
-    """The two studies of a round, in one process and in memory."""
-    studies = []
-    for problem, sampler in zip(KILL_PROBLEMS, ("tpe", "random"), strict=True):
-        request = TuneRequest(
-            problem=problem, arch=PROFILE.arch.name, budget=Budget(trials=TRIALS), sampler=sampler, seed=seed
-        )
-        studies.append(Undisturbed(request=request, result=tune_study(request, fake(), MemoryRecorder())))
-    return tuple(studies)
+    assert study.search is not None
+    starting = [config_from_dict(request.arch, knobs) for knobs in study.search["starting"]]
+    return tune_study(request, fake(), MemoryRecorder(), starting=starting)
 
 
 # ---------------------------------------------------------------------- one round
@@ -140,7 +136,7 @@ class Round:
         self._rng = random.Random(seed)
         self._longest_life_s = longest_life_s
         self._nursery = nursery
-        self._expected = undisturbed(seed)
+        self._requests = requests(seed)
         self._seen: dict[tuple[str, int], str] = {}
         self.moments: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -154,7 +150,7 @@ class Round:
     def run(self, most: int) -> None:
         """Kill tuners until the studies are done, at most so many; then let them end."""
         with Database.open(self.settings.database_url) as database:
-            ids = [study_of(database, one.request) for one in self._expected]
+            ids = [study_of(database, one) for one in self._requests]
             while self.kills < most and not self._done(database, ids):
                 self._kill_one(database, ids)
             tuner = self._nursery.start(self.settings)
@@ -164,8 +160,8 @@ class Round:
             self.tuned_s = time.monotonic() - began_s
             self._nursery.end(tuner, signal.SIGTERM)
             self._look(database, ids)
-            for study_id, expected in zip(ids, self._expected, strict=True):
-                self._compare(database, study_id, expected)
+            for study_id, request in zip(ids, self._requests, strict=True):
+                self._compare(database, study_id, request)
 
     def _kill_one(self, database: Database, ids: Sequence[str]) -> None:
         tuner = self._nursery.start(self.settings)
@@ -221,15 +217,18 @@ class Round:
         with database.read() as session:
             return queries.trials_of_study(session, study_id)
 
-    def _compare(self, database: Database, study_id: str, expected: Undisturbed) -> None:
+    def _compare(self, database: Database, study_id: str, request: TuneRequest) -> None:
         """Trials, winner and published result against the undisturbed run."""
-        name, whole = expected.request.sampler, expected.result
+        study, problem = self._study(database, study_id), request.problem
+        if study.search is None:
+            self.problems.append(f"{request.sampler}: never begun")
+            return
+        name, whole = request.sampler, undisturbed(request, study)
         rows = self._trials(database, study_id)
         found = [(row.number, row.config_key, row.outcome) for row in rows]
         wanted = [(trial.number, trial.config.key, trial.outcome.value) for trial in whole.trials]
         if found != wanted:
             self.problems.append(f"{name}: {len(found)} trials differ from the {len(wanted)} of an undisturbed run")
-        study, problem = self._study(database, study_id), expected.request.problem
         if whole.winner is None or (study.state, study.best_trial) != ("DONE", whole.winner.number):
             self.problems.append(f"{name}: {study.state}, winner {study.best_trial}, not {whole.winner}")
             return

@@ -27,7 +27,7 @@ from tests.tuner.support import STARTING, fake, instant_service, request, tune
 from tuner.bundle import extract_bundle
 from tuner.cli.embedded import BASE_URL, InProcess
 from tuner.client import Client
-from tuner.engine.faults import FaultKind, FaultPlan
+from tuner.engine.faults import FaultKind, FaultPlan, Shows
 from tuner.engines import FakeEngines
 from tuner.export import build_bundle
 from tuner.records import Outcome
@@ -140,10 +140,10 @@ def test_g6_a_killed_worker_and_a_failing_candidate_are_told_apart() -> None:
     kinds = {trial.number: plan.of(trial.config.key) for trial in result.trials}
     for trial in result.trials:
         fault = kinds[trial.number]
-        if fault is not None and fault.kind is FaultKind.FAULTS:
+        if fault is not None and fault.kind is FaultKind.FAULTS and fault.shows is Shows.TRIAL:
             assert trial.outcome in (Outcome.CRASHED, Outcome.REJECTED, Outcome.KNOWN_BAD), trial
             assert trial.reason
-        else:
+        elif fault is None or fault.kind is not FaultKind.FAULTS:
             assert trial.outcome is not Outcome.CRASHED, trial
     killed = [number for number, fault in kinds.items() if fault and fault.kind is FaultKind.CHILD_KILLED]
     assert killed
