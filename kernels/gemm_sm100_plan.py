@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from typing import TYPE_CHECKING
 
 from tvm.backend.cuda.tile_primitive.tma_utils import SwizzleMode
 
 from kernels.errors import ConfigError
 from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES
+from kernels.split_plan import PartsOfK
 
 if TYPE_CHECKING:
     from kernels.config import Sm100GemmConfig
@@ -98,7 +98,7 @@ def swizzle(row_elements: int) -> tuple[int, SwizzleMode]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(PartsOfK):
     """What the template derives from problem and knobs.
 
     Copies and stores are one swizzle atom wide: a wider box is a 3-D tensor map, which exists only where K or N is a
@@ -163,21 +163,6 @@ class Plan:
         return self.config.epi_n * self.config.blk_m // WARPGROUP_THREADS
 
     # ------------------------------------------------------------------ parts of K
-
-    @cached_property
-    def k_share(self) -> tuple[int, int]:
-        """Blocks of K of each part, and how many of the first parts have one more."""
-        return divmod(self.config.k_blocks(self.problem), self.config.split_k)
-
-    @property
-    def owners(self) -> int:
-        """CTAs of the cluster that sum and store a chunk or more: chunk c belongs to CTA c % split_k."""
-        return min(self.config.split_k, self.config.chunks)
-
-    @property
-    def owned_chunks(self) -> int:
-        """Chunks of one consumer that the CTA with most of them owns."""
-        return ceil(self.config.chunks / self.config.split_k)
 
     @property
     def part_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 from kernels.resources import WGMMA_ROWS
 from kernels.rules import MAX_TMA_BOX_ROWS
+from kernels.split_plan import PartsOfK
 
 if TYPE_CHECKING:
     from kernels.config import Sm90GemmConfig
@@ -67,7 +68,7 @@ class Operand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(PartsOfK):
     """Numbers that follow from problem, config and SM count.
 
     dynamic_m: whether M is known only when the kernel is called
@@ -171,21 +172,6 @@ class Plan:
         return self.config.blk_m // WGMMA_ROWS
 
     # ------------------------------------------------------------------ parts of K
-
-    @property
-    def k_share(self) -> tuple[int, int]:
-        """Blocks of K of each part, and how many of the first parts have one more."""
-        return divmod(self.config.k_blocks(self.problem), self.config.split_k)
-
-    @property
-    def owners(self) -> int:
-        """CTAs of the cluster that sum and store a chunk or more: chunk c belongs to CTA c % split_k."""
-        return min(self.config.split_k, self.config.chunks)
-
-    @property
-    def owned_chunks(self) -> int:
-        """Chunks of one consumer that the CTA with most of them owns."""
-        return ceil(self.config.chunks / self.config.split_k)
 
     @property
     def part_bytes(self) -> int:

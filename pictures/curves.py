@@ -39,7 +39,8 @@ def best_so_far(improvements: Sequence[tuple[int, float]], last: int, *, library
         drawn.text(
             _LEFT + 0.3 * _LENGTH, up.at(library_us) - 5, f"vendor library, {library_us:.4g} us", size=11, fill=THEIRS
         )
-    drawn.path(_steps(improvements, last, across, up), OURS)
+    reached = [(across.at(number), up.at(time_us)) for number, time_us in improvements]
+    drawn.steps([*reached, (across.at(last), reached[-1][1])], OURS)
     for number, time_us in improvements:
         drawn.dot(across.at(number), up.at(time_us), OURS, tip=f"trial {number}: {time_us:.2f} us")
     return drawn
@@ -49,17 +50,6 @@ def _curve_title(improvements: Sequence[tuple[int, float]], last: int, library_u
     (first, first_us), (best, best_us) = improvements[0], improvements[-1]
     title = f"Best time so far over {last + 1} trials: {first_us:.2f} us at trial {first}, {best_us:.2f} us at {best}"
     return f"{title}; vendor library {library_us:.2f} us" if library_us else title
-
-
-def _steps(
-    improvements: Sequence[tuple[int, float]], last: int, across: LinearScale, up: LogScale
-) -> list[tuple[float, float]]:
-    points: list[tuple[float, float]] = []
-    for number, time_us in improvements:
-        if points:
-            points.append((across.at(number), points[-1][1]))
-        points.append((across.at(number), up.at(time_us)))
-    return [*points, (across.at(last), points[-1][1])]
 
 
 def samples(ours_us: Sequence[float], baselines_us: Mapping[str, Sequence[float]]) -> Picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from math import exp, log
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from pictures.svg import FAINT, GRID, INK, OURS, THEIRS, LogScale, Picture
@@ -68,7 +68,7 @@ def picture(content: Mapping[str, Any]) -> Picture:
 
 def _row(drawn: Picture, scale: LogScale, y: float, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     ratios = [float(row["ratio"][BASELINE]) for row in rows]
-    mean = exp(sum(map(log, ratios)) / len(ratios))
+    mean = geometric_mean(ratios)
     drawn.text(16, y, name, size=13)
     drawn.text(16, y + 15, f"{len(rows)} shape{'s' * (len(rows) > 1)}, mean {mean:.3f}", size=11, fill=FAINT)
     for row, ratio in zip(rows, ratios, strict=True):

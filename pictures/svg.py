@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,13 @@ class Picture:
         places = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
         style = f'fill="none" stroke="{_paint(stroke)}" stroke-width="{width}"'
         self.shapes.append(f'<polyline points="{places}" {style}/>')
+
+    def steps(self, points: Sequence[tuple[float, float]], stroke: str, *, width: float = 2) -> None:
+        """A line that stays level until the next point and then goes there upright."""
+        corners = list(points[:1])
+        for (_, before), (x, y) in pairwise(points):
+            corners += [(x, before), (x, y)] if y != before else [(x, y)]
+        self.path(corners, stroke, width=width)
 
     def dot(self, x: float, y: float, fill: str, *, radius: float = 4, tip: str = "", link: str = "") -> None:
         """A filled circle, which may lead somewhere."""

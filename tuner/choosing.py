@@ -106,7 +106,7 @@ def choose_measured(
     taking_part = [trial for trial in trials if trial.number in measurements]
     if not taking_part:
         return None
-    noise = 0.0 if aa_ratio is None else max(aa_ratio.high - 1, 1 - aa_ratio.low, 0.0)
+    noise = 0.0 if aa_ratio is None else aa_ratio.strays
     best = min(taking_part, key=lambda trial: (measurements[trial.number].median_us(), trial.config.key))
     ties = [
         trial

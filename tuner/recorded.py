@@ -7,7 +7,7 @@ environment.
 from __future__ import annotations
 
 import json
-from math import exp, log
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
@@ -114,14 +114,6 @@ def write(path: Path, content: Json) -> None:
     """Write the file, complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Raises ValueError for no values."""
-    logs = [log(value) for value in values]
-    if not logs:
-        raise ValueError("no values")
-    return exp(sum(logs) / len(logs))
 
 
 def table(content: Json) -> str:

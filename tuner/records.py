@@ -189,6 +189,11 @@ class Ratio:
         """Inverse of to_dict."""
         return cls(median=values["median"], low=values["low"], high=values["high"])
 
+    @property
+    def strays(self) -> float:
+        """How far the interval reaches from 1: the noise, where both sides are one kernel."""
+        return max(self.high - 1, 1 - self.low)
+
     @classmethod
     def of_pairs(cls, baseline_us: Sequence[float], ours_us: Sequence[float]) -> Ratio:
         """Median and interval of the ratios, round by round. Raises ValueError when the rounds do not pair up."""

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +290,7 @@ def _curves(content: Json, what: str, *, by_wall: bool) -> Picture:
     for number, (name, xs, ys) in enumerate(lines):
         colour = COLOURS[number % len(COLOURS)]
         places = xs or range(1, len(ys) + 1)
-        _step_line(picture, [(scale.at(x), _height(y)) for x, y in zip(places, ys, strict=True)], colour)
+        picture.steps([(scale.at(x), _height(y)) for x, y in zip(places, ys, strict=True)], colour, width=1)
         y = TOP + 14 + 18 * number
         picture.line(LEFT + WIDTH + 14, y - 4, LEFT + WIDTH + 34, y - 4, colour)
         picture.text(LEFT + WIDTH + 40, y, name)
@@ -312,12 +312,6 @@ def _frame(picture: Picture, scale: LogScale) -> None:
         picture.line(x, TOP, x, TOP + HEIGHT, GRID)
         picture.text(x, TOP + HEIGHT + 18, str(mark), anchor="middle", fill=FAINT)
     picture.line(LEFT, TOP + HEIGHT, LEFT + WIDTH, TOP + HEIGHT, INK)
-
-
-def _step_line(picture: Picture, points: Sequence[tuple[float, float]], colour: str) -> None:
-    for (x1, y1), (x2, y2) in pairwise(points):
-        picture.line(x1, y1, x2, y1, colour)
-        picture.line(x2, y1, x2, y2, colour)
 
 
 def _bars(content: Json) -> Picture:

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING
 
 from search_space.request import MeasureProtocol
@@ -22,7 +22,6 @@ from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, 
 from tests.soak.published import published
 from tests.soak.report import write_json
 from tuner.gpu.child import load_module
-from tuner.recorded import geometric_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

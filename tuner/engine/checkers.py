@@ -6,26 +6,20 @@ pass; where they cannot run or cannot judge, that is said and nobody blames the 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.checkers import EXACT, CheckReport, reduced_instances
 from kernels.verdicts_run import MARK, NO_ENGINE, VerdictJob
 from tuner.engine.base import CHECKERS
-from tuner.gpu.process import killed_when
+from tuner.gpu.process import listened_to
 from tuner.records import Check, Verdict
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNNER = "kernels.verdicts_run"
 # The engine's first build takes 6 minutes on two cores, a new kernel one or two for each instance and tool.
 LIMIT_S = 2400.0
@@ -41,32 +35,13 @@ def run_checkers(
     runner: module that is run as the process
     stop: when set, the process is killed at once
     """
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    process = subprocess.Popen(
-        [sys.executable, "-m", runner, job.to_text()],
-        stdin=subprocess.PIPE,  # never written: end of file tells the process that its parent is gone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,
-    )
-    try:
-        with killed_when(stop, process):
-            printed = _output(process, limit_s)
-        if stop is not None and stop.is_set():
-            return _not_run("cancelled")
-        if printed is None:
-            return _not_run(f"no verdict within {limit_s:g} s")
-        return _check(job, process.returncode, printed.splitlines())
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+    with listened_to([runner, job.to_text()], {}, stop) as process:
+        printed = _output(process, limit_s)
+    if stop is not None and stop.is_set():
+        return _not_run("cancelled")
+    if printed is None:
+        return _not_run(f"no verdict within {limit_s:g} s")
+    return _check(job, process.returncode, printed.splitlines())
 
 
 def _output(process: subprocess.Popen[str], limit_s: float) -> str | None:

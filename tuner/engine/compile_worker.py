@@ -7,15 +7,13 @@ whatever it starts (nvcc, ptxas) belongs to its process group and can be killed 
 from __future__ import annotations
 
 import importlib
-import os
-import signal
 import sys
-import threading
 import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from kernels.errors import ToolchainError
+from tuner.engine.lifeline import die_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +25,7 @@ _TAIL_CHARS = 2000
 def main(arguments: list[str]) -> int:
     """Serve jobs. Returns when the pool closes its end of the pipe."""
     pipe = Connection(int(arguments[0]))
-    _die_with(int(arguments[1]))
+    die_with(int(arguments[1]))
     module, _, name = arguments[2].partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     pipe.send((READY, None))
@@ -68,16 +66,6 @@ def _send(pipe: Connection, reply: tuple[str, Any]) -> None:
         raise
     except Exception as error:  # the value does not pickle: that too is the job's failure, not the worker's
         pipe.send((FAILED, (f"the compile function returned something unpicklable: {_text(error)}", "")))
-
-
-def _die_with(lifeline: int) -> None:
-    """Kill the whole process group, compilers included, once the pool's process is gone and the lifeline closes."""
-
-    def watch() -> None:
-        os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 if __name__ == "__main__":

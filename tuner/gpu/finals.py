@@ -131,10 +131,12 @@ def _noise(rounds: Rounds, readied: Sequence[Readied]) -> float:
     """How far the interval of the A/A pair strays from 1; infinite where too few rounds count."""
     if len(rounds.kept()) < MIN_ROUNDS:
         return math.inf
-    if not readied or readied[0].twin is None:
-        return 0.0
-    pair = Ratio.of_pairs(rounds.times_us(TWIN), rounds.times_us(readied[0].name))
-    return max(pair.high - 1, 1 - pair.low)
+    return _aa_ratio(rounds, readied).strays
+
+
+def _aa_ratio(rounds: Rounds, readied: Sequence[Readied]) -> Ratio:
+    """Of the first finalist's twin to itself."""
+    return Ratio.of_pairs(rounds.times_us(TWIN), rounds.times_us(readied[0].name))
 
 
 def _check_again(readied: Sequence[Readied], bench: Bench) -> dict[str, EvaluateReply]:
@@ -170,7 +172,7 @@ def _reply(
     environments = [measurement.environment for measurement in measurements.values()]
     return FinalReply(
         measurements=measurements,
-        aa_ratio=Ratio.of_pairs(rounds.times_us(TWIN), rounds.times_us(readied[0].name)),
+        aa_ratio=_aa_ratio(rounds, readied),
         environment=environments[0] if environments else bench.device.environment(),
         failures=failures,
         gpu_s=gpu_s,

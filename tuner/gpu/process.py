@@ -9,9 +9,11 @@ import queue
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from tuner.gpu.wire import Message, Order
 
+ROOT = Path(__file__).resolve().parents[2]
 # What a fault of the code that runs in a process never sends: somebody, or the kernel short of memory, ended it.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 STOP_POLL_S = 0.1
@@ -50,6 +53,39 @@ def killed_when(stop: threading.Event | None, process: subprocess.Popen[str]) ->
         over.set()
         if watcher is not None:
             watcher.join()
+
+
+@contextlib.contextmanager
+def listened_to(
+    command: Sequence[str], environ: Mapping[str, str], stop: threading.Event | None
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python module of this project as a process that speaks line by line, and is gone when the block is left.
+
+    command: module and its arguments
+    environ: variables on top of this process's
+    stop: when set, the process is killed at once
+    """
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.PIPE,  # never written: end of file tells the process that its parent is gone
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    try:
+        with killed_when(stop, process):
+            yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
 
 
 class ChildGone(Exception):

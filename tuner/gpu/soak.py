@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.gpu.process import FROM_OUTSIDE, killed_when
+from tuner.gpu.process import FROM_OUTSIDE, listened_to
 from tuner.records import Verdict
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
+    from pathlib import Path
 
     from kernels.problem import GemmProblem
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNNER = "tuner.gpu.soak_run"
 MARK = "soak: "  # before each line that the process writes for its parent
 FIRST = "for the first time"  # the launches that are compared with the reference
@@ -102,30 +99,11 @@ def soak(
     runner: module that is run as the process
     stop: when set, the process is killed at once
     """
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    process = subprocess.Popen(
-        [sys.executable, "-m", runner, json.dumps(job.to_dict())],
-        stdin=subprocess.PIPE,  # never written: end of file tells the process that its parent is gone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": device, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,
-    )
-    try:
-        with killed_when(stop, process):
-            report = _Listener(job, process).report(start_s, stall_s)
-        if stop is not None and stop.is_set():
-            return SoakReport(verdict=Verdict.NOT_RUN, detail="cancelled")
-        return report
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+    with listened_to([runner, json.dumps(job.to_dict())], {"CUDA_VISIBLE_DEVICES": device}, stop) as process:
+        report = _Listener(job, process).report(start_s, stall_s)
+    if stop is not None and stop.is_set():
+        return SoakReport(verdict=Verdict.NOT_RUN, detail="cancelled")
+    return report
 
 
 class _Listener:

@@ -8,7 +8,6 @@ Started as `python -m tuner.engine.ray.bridge PIPE LIFELINE ADDRESS`.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from tuner.engine.lifeline import die_with
 from tuner.engine.ray.cluster import Cluster, ClusterUnreachable
 from tuner.engine.ray.plan import ours
 from tuner.engine.ray.start_node import ip_towards
@@ -176,7 +176,7 @@ def connect(address: str) -> subprocess.Popen[bytes] | None:
 def main(arguments: list[str]) -> int:
     """Serve until the tuner is gone. Exit status 3: the head cannot be reached."""
     pipe, lifeline, address = Connection(int(arguments[0])), int(arguments[1]), arguments[2]
-    _die_with(lifeline)
+    die_with(lifeline)
     try:
         cluster = Cluster(address)
         cluster.nodes()  # ray.init would wait for a minute
@@ -197,16 +197,6 @@ def _text(error: BaseException) -> str:
     """First line of Ray's error, which may hold pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])}"[:500]
-
-
-def _die_with(lifeline: int) -> None:
-    """End with the tuner, together with a node that was started here."""
-
-    def watch() -> None:
-        os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 if __name__ == "__main__":
