@@ -39,9 +39,10 @@ from tuner.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     from kernels.config import GemmConfig
-    from tuner.engine.base import Engine
+    from tuner.engine.base import CompileReply, Engine
 
     Json = dict[str, Any]
 
@@ -81,12 +82,19 @@ class FirstHour:
         profile = self.engine.device.profile
         wanted = [("preset", PRESET_PROBLEM, config) for config in PRESETS.values() if config.arch is profile.arch]
         wanted += [("correctness", *pair) for pair in self._correctness()]
-        for kind, problem, config in wanted:
-            self._once(f"{kind} {problem.key} {config.key}", lambda p=problem, c=config, k=kind: self._kernel(k, p, c))
+        named = {f"{kind} {problem.key} {config.key}": (kind, problem, config) for kind, problem, config in wanted}
+        # All are in the compile queue from the start: the card does not wait for a compiler it need not wait for.
+        built = {
+            name: self.engine.compile(CompileJob(problem=problem, config=config, sm_count=profile.sm_count))
+            for name, (_, problem, config) in named.items()
+            if name not in self.content["done"]
+        }
+        for name, (kind, problem, config) in named.items():
+            self._once(name, lambda n=name, k=kind, p=problem, c=config: self._kernel(k, p, c, built[n]))
         self._once("ladder", self._ladder)
         self._once("tuned", self._tuned)
         self.content["report"] = report(self.content["done"], profile_name=profile.name)
-        self.content["complete"] = len(self.content["done"]) == len(wanted) + 2
+        self.content["complete"] = len(self.content["done"]) == len(named) + 2
         write_json(self.out, self.content)
         return bool(self.content["complete"]) and not self.content["report"]["failures"]
 
@@ -113,12 +121,12 @@ class FirstHour:
         write_json(self.out, self.content)
         self.tell(f"{name}: {answer['said']}")
 
-    def _kernel(self, kind: str, problem: GemmProblem, config: GemmConfig) -> Json:
-        """Build, load, verify and time one kernel."""
+    def _kernel(self, kind: str, problem: GemmProblem, config: GemmConfig, building: Future[CompileReply]) -> Json:
+        """Load, verify and time one kernel once it is built."""
         profile = self.engine.device.profile
         row: Json = {"kind": kind, "shape": problem.shape, "dtype": problem.dtype.value, "config": config.to_dict()}
         row |= {"modeled_us": predict(problem, config, profile).time_us, "median_us": None}
-        built = self.engine.compile(CompileJob(problem=problem, config=config, sm_count=profile.sm_count)).result()
+        built = building.result()
         if built.outcome is not None or built.kernel is None:
             return row | {"outcome": built.outcome, "reason": built.reason, "said": f"{built.outcome}: {built.reason}"}
         job = EvaluateJob(

@@ -3,16 +3,20 @@
     python -m tests.soak.triton_peer OUT_DIR
 
 Every Triton config of a shape is checked and screened in short bursts; the three fastest are timed with ours,
-torch.matmul and the best of cublasLt under protocol `burst`. Rows that exist in OUT_DIR are kept.
+torch.matmul and the best of cublasLt under protocol `burst`. Rows that exist in OUT_DIR are kept. Before the first
+timing other processes launch each config once, so that Triton's cache on disk holds them all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import random
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING
@@ -24,8 +28,9 @@ from tests.soak.report import write_json
 from tuner.gpu.child import load_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from kernels.problem import GemmProblem
     from tuner.gpu.clock import Burst
     from tuner.gpu.context import Contexts, ProblemContext
     from tuner.gpu.device import LiveDevice
@@ -51,11 +56,13 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=300.0, help="stop after this time and keep what is done")
     options = parser.parse_args()
     deadline_s = time.monotonic() + options.limit_s
+    wanted = published(options.recorded, options.shapes)
+    compile_ahead([problem for problem, _ in wanted])
     device = open_first_gpu()
     from tuner.gpu.context import Contexts
 
     contexts, target = Contexts(device), options.out_dir / "triton.json"
-    modules = compile_all(published(options.recorded, options.shapes), device.profile, options.out_dir)
+    modules = compile_all(wanted, device.profile, options.out_dir)
     rows: list[Json] = json.loads(target.read_text())["rows"] if target.exists() else []
     for module in modules:
         if module.problem.shape in {row["shape"] for row in rows} or time.monotonic() > deadline_s:
@@ -65,6 +72,37 @@ def main() -> int:
         write_json(target, report(rows, device))
     say(table(report(rows, device)))
     return 0 if len(rows) == len(options.shapes) else 1
+
+
+def compile_ahead(problems: Sequence[GemmProblem]) -> None:
+    """Build the Triton configs of all shapes with all cores; Triton finds them in its cache on disk afterwards."""
+    began_s = time.monotonic()
+    workers = min(len(problems), max(1, (os.cpu_count() or 1) - 2))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        launched = sum(pool.map(launched_once, problems))
+    say(f"{launched} Triton configs launched once in {time.monotonic() - began_s:.0f} s")
+
+
+def launched_once(problem: GemmProblem) -> int:
+    """How many configs of this shape could be built and launched; the others fail again where they are screened."""
+    import torch
+
+    from tests.soak.triton_kernels import candidates
+
+    dtype = getattr(torch, problem.dtype.long_name)
+    a, b, d = (
+        torch.zeros(extents, dtype=dtype, device="cuda")
+        for extents in ((problem.m, problem.k), (problem.n, problem.k), (problem.m, problem.n))
+    )
+    launched = 0
+    for _, launch in candidates(problem, torch.cuda.get_device_properties(0).multi_processor_count):
+        try:
+            launch(a, b, d)
+            torch.cuda.synchronize()
+            launched += 1
+        except Exception:
+            continue
+    return launched
 
 
 def measured(module: Module, contexts: Contexts, device: LiveDevice) -> Json:
