@@ -2,9 +2,9 @@
 
     python -m tests.soak.sustained OUT_DIR [--recorded results/h200/dev.json --shapes MxNxK ...]
 
-A sensible config, or the published one, at a few large shapes, evaluated by the product's own code under both
-protocols. It shows that the load reaches the power limit, that the ratio is known to half a percent there too, and what
-a product costs in joules.
+A sensible config, or the published one, at a few large shapes, timed as a final of the product under both protocols:
+next to torch.matmul, the best of cublasLt and a twin of itself. It shows that the load reaches the power limit, how well
+the ratio is known there, and what a product costs in joules.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tests.soak.aa_pairs import sensible
 from tests.soak.on_gpu import Json, Module, compile_all, open_first_gpu, quiet, say
 from tests.soak.published import published
 from tests.soak.report import write_json
-from tuner.engine.base import EvaluateJob
+from tuner.engine.base import EvaluateJob, FinalJob
 from tuner.gpu.child import load_module
+from tuner.records import Outcome
 
 if TYPE_CHECKING:
     from tuner.gpu.context import Contexts
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--recorded", type=Path, metavar="FILE", help="published configs of these shapes, not sensible ones"
     )
+    parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
     parser.add_argument("--limit-s", type=float, default=90.0, help="stop after this time and keep what is done")
     options = parser.parse_args()
     deadline_s = time.monotonic() + options.limit_s
@@ -56,22 +58,23 @@ def main() -> int:
     target = options.out_dir / "sustained.json"
     rows: list[Json] = json.loads(target.read_text())["rows"] if target.exists() else []
     for module in modules:
-        for protocol in PROTOCOLS.values():
+        for protocol in (PROTOCOLS[kind] for kind in options.protocols):
             known = [(row["shape"], row["protocol"]) for row in rows]
             if (module.problem.shape, protocol.kind) in known or time.monotonic() > deadline_s:
                 continue
             rows.append(measured(module, protocol, contexts, device))
             say(json.dumps({name: value for name, value in rows[-1].items() if name != "measurement"}))
             write_json(target, _report(rows, device))
-    return 0 if len(rows) == len(PROTOCOLS) * len(wanted) and all("ratio" in row for row in rows) else 1
+    return 0 if len(rows) >= len(options.protocols) * len(wanted) and all("ratio" in row for row in rows) else 1
 
 
 def measured(module: Module, protocol: MeasureProtocol, contexts: Contexts, device: LiveDevice) -> Json:
     """One shape under one protocol."""
-    from tuner.gpu.evaluate import Bench, evaluate
+    from tuner.gpu.evaluate import Bench
+    from tuner.gpu.finals import final
 
     context = contexts.get(module.problem, protocol, 0, quiet)
-    job = EvaluateJob(
+    candidate = EvaluateJob(
         problem=module.problem,
         config=module.config,
         module_path=module.path,
@@ -80,33 +83,37 @@ def measured(module: Module, protocol: MeasureProtocol, contexts: Contexts, devi
         protocol=protocol,
         incumbent_us=None,
         seed=0,
-        phase="trial",
+        phase="final",
     )
+    job = FinalJob(problem=module.problem, candidates=(candidate,), protocol=protocol, seed=0)
     began = time.monotonic()
-    kernel = load_module(module.path, module.sha256)
-    reply = evaluate(kernel, job, Bench(context=context, device=device, report=quiet))
+    reply = final(job, load_module, Bench(context=context, device=device, report=quiet))
     row: Json = {
         "shape": module.problem.shape,
         "dtype": module.problem.dtype.value,
         "protocol": protocol.kind,
-        "outcome": reply.outcome.value,
-        "reason": reply.reason,
+        "config": module.config.to_dict(),
         "wall_s": round(time.monotonic() - began, 2),
+        "aa_ratio": reply.aa_ratio.to_dict() if reply.aa_ratio else None,
     }
-    if (measurement := reply.measurement) is not None:
-        environment = measurement.environment
-        row |= {
-            "rounds": len(measurement.samples_us),
-            "discarded": measurement.discarded,
-            "median_us": measurement.median_us(),
-            "tflops": round(measurement.tflops(module.problem), 1),
-            "ratio": {name: ratio.to_dict() for name, ratio in measurement.ratios().items()},
-            "sm_clock_mhz": environment.sm_clock_mhz,
-            "power_w": environment.power_w,
-            "throttle_reasons": list(environment.throttle_reasons),
-            "energy_mj": measurement.energy_mj,
-            "measurement": measurement.to_dict(),
-        }
+    if failure := reply.failures.get(module.source_hash):
+        return row | {"outcome": failure.outcome.value, "reason": failure.reason}
+    if (measurement := reply.measurements.get(module.source_hash)) is None:
+        return row | {"outcome": "DISTURBED", "reason": reply.disturbed}
+    environment = measurement.environment
+    row |= {
+        "outcome": Outcome.MEASURED.value,
+        "rounds": len(measurement.samples_us),
+        "discarded": measurement.discarded,
+        "median_us": measurement.median_us(),
+        "tflops": round(measurement.tflops(module.problem), 1),
+        "ratio": {name: ratio.to_dict() for name, ratio in measurement.ratios().items()},
+        "sm_clock_mhz": environment.sm_clock_mhz,
+        "power_w": environment.power_w,
+        "throttle_reasons": list(environment.throttle_reasons),
+        "energy_mj": measurement.energy_mj,
+        "measurement": measurement.to_dict(),
+    }
     return row
 
 
