@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from kernels.artifacts import write_atomically
+from kernels.config import Sm90GemmConfig
 from kernels.errors import CompileError
 from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, RowsPlan, StridePlan, TensorMapPlan
 from kernels.lowering import lower
@@ -156,6 +157,11 @@ def compile_variant(
     """`compile_kernel` by position, for the pool that sends jobs to its processes."""
     variant: dict[str, Any] = {"delays_ns": delays_ns} if delays_ns else {}
     return compile_kernel(problem, config, sm_count, check_structure=check_structure, **variant)
+
+
+def warm_up() -> None:
+    """Import TVM and lower a small kernel, so that the first compile of this process takes no longer than others."""
+    lower(GemmProblem(m=128, n=128, k=64), Sm90GemmConfig(), 132)
 
 
 def compile_cubin(source: str, arch: str, toolchain: Toolchain, work: Path) -> tuple[Path, str]:

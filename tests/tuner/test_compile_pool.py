@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.tuner import slow_starters
 from tuner.engine.base import EngineError
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions
 
@@ -51,6 +52,22 @@ def test_a_worker_serves_one_job_after_another(pool: CompilePool) -> None:
     """Workers are long-lived: importing the compiler is paid once."""
     first, second = (pool.submit("pid").result(WAIT_S).value for _ in range(2))
     assert first == second != os.getpid()
+
+
+def test_a_job_never_waits_for_a_cold_worker_while_a_warm_one_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules are taken up in order: one that waits for a worker's imports would hold up all in flight."""
+    monkeypatch.setenv(slow_starters.FOLDER, str(tmp_path))
+    pool = CompilePool(CompilePoolOptions(function="tests.tuner.slow_starters:run", processes=2))
+    try:
+        began = time.monotonic()
+        workers = {pool.submit().result(WAIT_S).value for _ in range(3)}
+        assert len(workers) == 1
+        assert time.monotonic() - began < slow_starters.COLD_S
+    finally:
+        pool.close()
+    assert time.monotonic() - began < slow_starters.COLD_S  # nor does the end wait for one
 
 
 def test_a9_compile_that_sleeps_is_killed_at_its_limit_and_the_next_one_runs(pool: CompilePool) -> None:

@@ -38,7 +38,8 @@ _DYING_S = 2.0  # a core dump of a large process takes a while
 class CompilePoolOptions:
     """What the pool runs, and for how long it lets it.
 
-    function: "module:function" that a worker imports once and calls with each job's arguments
+    function: "module:function" that a worker imports once and calls with each job's arguments; a function "warm_up" of
+        the same module is called before the first job
     processes: workers
     limit_s: seconds one job may take, from the moment a worker starts on it
     start_s: seconds a worker may take to start and to import the function
@@ -72,12 +73,18 @@ class _Job:
 
 
 class CompilePool:
-    """Runs jobs on a fixed number of worker processes, first come, first served."""
+    """Runs jobs on a fixed number of worker processes, first come, first served.
+
+    A worker takes a job only when it is warm. On a fresh host of 16 cores importing and first using the compiler took
+    about 10 s, a compile 1.4 s. Modules are taken up in order: one that fell to a cold worker held up all in flight.
+    """
 
     def __init__(self, options: CompilePoolOptions) -> None:
-        """A worker process starts with the first job that falls to it."""
+        """Each job lets one more worker process start, until all have."""
         self._options = options
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._wanted = threading.Semaphore(0)
+        self._warming: set[_Worker] = set()
         self._running: dict[Future[Any], _Worker] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -94,6 +101,7 @@ class CompilePool:
         if self._closed:
             raise EngineError("the compile pool is closed")
         self._jobs.put(_Job(arguments, future))
+        self._wanted.release()
         return future
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
@@ -110,8 +118,11 @@ class CompilePool:
         with self._lock:
             self._closed = True
             running = list(self._running)
+            for worker in self._warming:
+                worker.kill()
         for _ in self._threads:
             self._jobs.put(None)
+            self._wanted.release()
         self.drop(running)
         for thread in self._threads:
             thread.join()
@@ -119,16 +130,38 @@ class CompilePool:
     # ------------------------------------------------------------------ one thread for each worker
 
     def _serve(self) -> None:
-        worker: _Worker | None = None
+        self._wanted.acquire()
+        worker = self._warm()
         try:
             while (job := self._jobs.get()) is not None:
                 if self._closed:
                     job.future.cancel()
                 elif job.future.set_running_or_notify_cancel():
-                    worker = self._run(worker, job)
+                    worker = self._run(worker, job) or self._warm()
         finally:
             if worker is not None:
                 worker.end()
+
+    def _warm(self) -> _Worker | None:
+        """A worker that is ready for a job. None where it did not become so: the next job tries again, and says why."""
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                worker = _Worker(self._options)
+            except EngineError:
+                return None
+            self._warming.add(worker)
+        try:
+            if worker.wait_until_ready():
+                return worker
+        except EngineError:
+            pass
+        finally:
+            with self._lock:
+                self._warming.discard(worker)
+        worker.end()
+        return None
 
     def _run(self, worker: _Worker | None, job: _Job) -> _Worker | None:
         """Run one job; returns the worker for the next one, or None when a fresh one is needed."""
@@ -184,6 +217,12 @@ class _Worker:
                     "TMPDIR": self._folder.name,
                 },
             )
+        except OSError as error:
+            self._output.close()
+            self._folder.cleanup()
+            self._pipe.close()
+            os.close(self._lifeline)
+            raise EngineError(f"a compile worker cannot be started: {error}") from error
         finally:
             theirs.close()
             os.close(lifeline)
@@ -195,7 +234,7 @@ class _Worker:
 
     def run(self, arguments: tuple[Any, ...]) -> PoolReply:
         """Run one job to its end or to its time limit. Raises EngineError when no compile can work."""
-        if not self._wait_until_ready():
+        if not self.wait_until_ready():
             return PoolReply(kind="lost", reason=f"a compile worker was killed while starting ({self._status()})")
         self._output.seek(0)
         self._output.truncate()
@@ -220,7 +259,7 @@ class _Worker:
             return PoolReply(kind="failed", reason=f"{text}\n{tail}".strip())
         return PoolReply(kind="value", value=value)
 
-    def _wait_until_ready(self) -> bool:
+    def wait_until_ready(self) -> bool:
         """False when somebody killed it meanwhile. Raises EngineError for one that cannot start."""
         if self._ready:
             return True

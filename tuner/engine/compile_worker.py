@@ -26,8 +26,11 @@ def main(arguments: list[str]) -> int:
     """Serve jobs. Returns when the pool closes its end of the pipe."""
     pipe = Connection(int(arguments[0]))
     die_with(int(arguments[1]))
-    module, _, name = arguments[2].partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    name, _, function_name = arguments[2].partition(":")
+    module = importlib.import_module(name)
+    function: Callable[..., Any] = getattr(module, function_name)
+    if (warm_up := getattr(module, "warm_up", None)) is not None:
+        warm_up()
     pipe.send((READY, None))
     while True:
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 type Control = tuple[Outcome | None, str]
 
-MAX_CONTEXTS = 4  # of studies that take turns
+MAX_CONTEXTS = 8  # of studies that take turns: as many as a tuner runs at once by default
 ALIGNMENT = 128  # elements: 256 bytes, what an allocator gives and libraries expect
 MAX_GAP = 64  # steps of ALIGNMENT between two operands
 
