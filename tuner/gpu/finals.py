@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 TWIN = "aa"
 ATTEMPTS = 3  # of a final whose rounds something disturbed
-# How far the interval of the A/A pair may stray from 1. In bursts it was less than 0.9 % in 71 of 72 finals on H200s, in
-# one 6 %: such noise makes nearly everything a tie (results/h200/dev.json, aa_ratio). Under load the power limiter alone
-# moves it by 1.6 % (4096x7168x16384), and a final that is taken again there costs 20 s.
+# How far the interval of the A/A pair may stray from 1. In bursts it was less than 0.9 % in 71 of 72 finals on H200s,
+# in one 6 %: such noise makes nearly everything a tie (results/h200/dev.json, aa_ratio). Under load the power limiter
+# alone moves it by 1.6 % (4096x7168x16384), and a final that is taken again there costs 20 s.
 MOST_NOISE = {"burst": 0.01, "sustained": 0.02}
 DISTURBED_PAUSE_S = 5.0
 
