@@ -3,8 +3,8 @@
     python -m tests.soak.sustained OUT_DIR [--recorded results/h200/dev.json --shapes MxNxK ...]
 
 A sensible config, or the published one, at a few large shapes, timed as a final of the product under both protocols:
-next to torch.matmul, the best of cublasLt and a twin of itself. It shows that the load reaches the power limit, how well
-the ratio is known there, and what a product costs in joules.
+next to torch.matmul, the best of cublasLt and a twin of itself. It shows that the load reaches the power limit, how
+well the ratio is known there, and what a product costs in joules.
 """
 
 from __future__ import annotations
