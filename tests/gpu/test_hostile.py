@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernels.config import Sm90GemmConfig
+from kernels.devices import profile_named
+from kernels.problem import GemmProblem
 from kernels.rules import violation
 from tests.soak.hostile import (
     ANY_ROWS,
     CONTIGUOUS,
+    Search,
     calls_of,
     candidates,
     config_of,
@@ -19,6 +22,11 @@ from tests.soak.hostile import (
     refusal,
     wrong,
 )
+from tuner.engine.fake import FakeEngine, FakeOptions
+from tuner.engine.faults import FaultKind, FaultPlan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def row(m: int, n: int, k: int, *, dtype: str = "bf16", batch: int = 1, layout: str = CONTIGUOUS) -> dict[str, Any]:
@@ -59,6 +67,30 @@ def test_batched_row_is_searched_without_its_batch() -> None:
     assert problem.shape == "255x255x1024"
 
 
+def test_search_races_the_candidates_and_takes_the_best_to_a_final(tmp_path: Path) -> None:
+    """On an invented device: every candidate ran, and what is recorded is what a final measured."""
+    profile = profile_named("h200")
+    search = Search(tmp_path, limit_s=60.0)
+    done = search.row(row(100, 64, 512), FakeEngine(profile, artifacts=search.store))
+    found = done["search"]
+    assert found["asked"] == len(candidates(GemmProblem(m=100, n=64, k=512)))
+    assert found["failed"] == []
+    assert found["outcome"] == "MEASURED"
+    assert found["median_us"] > 0
+    assert set(found["ratio"]) == {"torch", "cublaslt_best"}
+    assert list(wrong({"rows": [done]})) == []
+
+
+def test_search_names_what_failed(tmp_path: Path) -> None:
+    """A problem none of whose candidates works is a complaint, with the reasons."""
+    faults = FakeOptions(faults=FaultPlan(rates={FaultKind.NO_OP: 1.0}))
+    search = Search(tmp_path, limit_s=60.0)
+    done = search.row(row(100, 64, 512), FakeEngine(profile_named("h200"), options=faults, artifacts=search.store))
+    assert len(done["search"]["failed"]) == done["search"]["asked"]
+    assert all("WRONG_RESULT" in text for text in done["search"]["failed"])
+    assert len(list(wrong({"rows": [done]}))) == 1
+
+
 def test_rows_apart_and_empty_products_are_called_in_their_own_form() -> None:
     """A slice that starts between 16-byte boundaries goes through the path that takes any rows."""
     sliced = calls_of(row(2048, 128, 2400, layout="A has row stride 25272, storage offset 21940; B is contiguous"))
@@ -75,7 +107,7 @@ def test_line_shows_ratio_and_call_and_what_is_wrong_is_named() -> None:
     """A row that failed does not pass silently."""
     ratio = {"median": 1.25, "low": 1.2, "high": 1.3}
     search = {
-        "outcome": "measured", "median_us": 10.0, "ratio": {"cublaslt_best": ratio, "torch": ratio},
+        "outcome": "MEASURED", "median_us": 10.0, "ratio": {"cublaslt_best": ratio, "torch": ratio},
         "config": Sm90GemmConfig(blk_n=64).to_dict(),
     }  # fmt: skip
     done = {"row": row(2048, 128, 2400), "refusal": "", "search": search}

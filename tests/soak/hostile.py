@@ -33,14 +33,20 @@ from search_space.askable import askable_configs
 from search_space.request import MeasureProtocol, RequestError, TuneRequest
 from search_space.starting import starting_configs
 from tests.soak.report import write_json
-from tuner.engine.base import CompileJob, EvaluateJob
+from tuner.engine.base import CompileJob, EvaluateJob, FinalJob
+from tuner.engine.compile_pool import CompilePoolOptions
+from tuner.engine.incumbent import Incumbent, best_of
 from tuner.engine.local import LocalMachine, LocalOptions
+from tuner.records import Outcome
+from tuner.settings import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
+    from kernels.compile import CompiledKernel
     from kernels.config import GemmConfig
-    from tuner.engine.base import Engine, EvaluateReply
+    from tuner.engine.base import CompileReply, Engine, FinalReply
 
 Json = dict[str, Any]
 
@@ -110,20 +116,26 @@ class Search:
         self.path, self.deadline_s = out / "hostile.json", time.monotonic() + limit_s
         self.store = ArtifactStore(out / "modules")
         self.profile = profile_named(PROFILE)
+        self.building: dict[GemmProblem, list[tuple[GemmConfig, Future[CompileReply]]]] = {}
         self.found: Json = {"schema": 1, "command": "python -m tests.soak.hostile run ROWS_JSON OUT_DIR", "rows": []}
         if self.path.exists():
             self.found = json.loads(self.path.read_text(encoding="utf-8"))
 
     def run(self, rows: list[Json]) -> None:
         """Every row that is missing, until the time is up."""
-        machine = LocalMachine(LocalOptions(), self.store)
+        machine = LocalMachine(LocalOptions(compile=CompilePoolOptions(processes=usable_cores())), self.store)
         try:
             engine = machine.engine(self.profile, live=True)
-            for number, row in enumerate(rows):
-                if number >= len(self.found["rows"]) and time.monotonic() < self.deadline_s:
-                    self.found["rows"].append(self.row(row, engine))
-                    write_json(self.path, self.found)
-                    print(line_of(self.found["rows"][-1]), flush=True)
+            for number in range(len(self.found["rows"]), len(rows)):
+                if time.monotonic() > self.deadline_s:
+                    break
+                if number + 1 < len(rows):  # its kernels are built while those of this row have the GPU
+                    self.build(product_of(rows[number + 1]), engine)
+                self.found["rows"].append(self.row(rows[number], engine))
+                if engine.device.environment is not None:
+                    self.found["environment"] = engine.device.environment.to_dict()
+                write_json(self.path, self.found)
+                print(line_of(self.found["rows"][-1]), flush=True)
         finally:
             machine.close()
 
@@ -138,44 +150,63 @@ class Search:
             done["call"] = self.call(row, call, config_of(call, winner), engine)
         return done
 
+    def build(self, problem: GemmProblem | None, engine: Engine) -> list[tuple[GemmConfig, Future[CompileReply]]]:
+        """The candidates of a problem and their modules, asked for once."""
+        if problem is None:
+            return []
+        if problem not in self.building:
+            self.building[problem] = [
+                (config, engine.compile(self.compile_job(problem, config))) for config in candidates(problem)
+            ]
+        return self.building[problem]
+
     def search(self, problem: GemmProblem, engine: Engine) -> tuple[Json, GemmConfig | None]:
-        """Race the candidates of one problem; what is known of the best, and the best."""
-        asked = candidates(problem)
-        built = [(config, engine.compile(self.compile_job(problem, config))) for config in asked]
-        incumbent_us: float | None = None
-        best: tuple[GemmConfig, Json] | None = None
-        outcomes: list[str] = []
+        """Race the candidates of one problem; what a final says of the best, and the best."""
+        built = self.build(problem, engine)
+        del self.building[problem]
+        incumbent: Incumbent | None = None
+        best: EvaluateJob | None = None
+        failed: list[str] = []
         for config, future in built:
             compiled = future.result()
-            if compiled.kernel is None:
-                outcomes.append(f"{compiled.outcome}: {compiled.reason}")
+            if compiled.outcome is not None or compiled.kernel is None:
+                failed.append(f"{compiled.outcome}: {compiled.reason}")
                 continue
-            job = self.evaluate_job(problem, config, compiled.kernel, incumbent_us)
+            job = self.evaluate_job(problem, config, compiled.kernel, incumbent)
             reply = engine.evaluate(job).result()
-            if reply.outcome.value not in ("measured", "stopped_early"):
-                outcomes.append(f"{reply.outcome.value}: {reply.reason} {short(config)}")
-            elif reply.measurement is not None and (
-                incumbent_us is None or reply.measurement.median_us() < incumbent_us
-            ):
-                incumbent_us, best = reply.measurement.median_us(), (config, {"job": job})
+            if reply.outcome not in (Outcome.MEASURED, Outcome.STOPPED_EARLY):
+                failed.append(f"{reply.outcome.value}: {reply.reason} {short(config)}")
+            elif reply.outcome is Outcome.MEASURED and reply.measurement is not None:
+                found = Incumbent.of(reply.measurement)
+                if best_of((incumbent, found)) is found:
+                    incumbent, best = found, job
+        known: Json = {"asked": len(built), "failed": failed}
         if best is None:
-            return {"asked": len(asked), "failed": outcomes}, None
-        final = engine.evaluate(replace(best[1]["job"], phase="final", incumbent_us=None)).result()
-        return {"asked": len(asked), "failed": outcomes} | measured(final, best[0]), best[0]
+            return known, None
+        finalist = replace(best, phase="final", incumbent_us=None, incumbent_ratio=None)
+        final = FinalJob(problem=problem, candidates=(finalist,), protocol=finalist.protocol, seed=finalist.seed)
+        return known | measured(engine.final(final).result(), finalist), best.config
 
     def compile_job(self, problem: GemmProblem, config: GemmConfig) -> CompileJob:
         """For the device that the rows run on."""
         return CompileJob(problem=problem, config=config, sm_count=self.profile.sm_count)
 
     def evaluate_job(
-        self, problem: GemmProblem, config: GemmConfig, kernel: Any, incumbent_us: float | None
+        self, problem: GemmProblem, config: GemmConfig, kernel: CompiledKernel, incumbent: Incumbent | None
     ) -> EvaluateJob:
         """A trial."""
         return EvaluateJob(
-            problem=problem, config=config, module_path=self.store.path(kernel.sha256), module_sha256=kernel.sha256,
-            source_hash=kernel.source_hash, protocol=MeasureProtocol(), incumbent_us=incumbent_us, seed=0,
+            problem=problem,
+            config=config,
+            module_path=self.store.path(kernel.sha256),
+            module_sha256=kernel.sha256,
+            source_hash=kernel.source_hash,
+            protocol=MeasureProtocol(),
+            incumbent_us=incumbent.time_us if incumbent else None,
+            incumbent_ratio=incumbent.ratio if incumbent else None,
+            seed=0,
             phase="trial",
-        )  # fmt: skip
+        )
 
     def call(self, row: Json, call: Json, config: GemmConfig, engine: Engine) -> Json:
         """Call a module with the row's own operands, in a process that may be killed."""
@@ -206,17 +237,21 @@ def candidates(problem: GemmProblem) -> list[GemmConfig]:
     return [*chosen, *(config for config in (askable[at] for at in draws) if config not in chosen)]
 
 
-def measured(reply: EvaluateReply, config: GemmConfig) -> Json:
+def measured(final: FinalReply, job: EvaluateJob) -> Json:
     """What a record keeps of the best."""
-    kept: Json = {"config": config.to_dict(), "outcome": reply.outcome.value, "reason": reply.reason}
-    if (measurement := reply.measurement) is not None:
-        kept |= {
-            "median_us": measurement.median_us(),
-            "max_rel_error": reply.max_rel_error,
-            "ratio": {name: ratio.to_dict() for name, ratio in measurement.ratios().items()},
-            "measurement": measurement.to_dict(),
-        }
-    return kept
+    kept: Json = {"config": job.config.to_dict()}
+    if (failure := final.failures.get(job.source_hash)) is not None:
+        return kept | {"outcome": failure.outcome.value, "reason": failure.reason}
+    if (measurement := final.measurements.get(job.source_hash)) is None:
+        return kept | {"outcome": "DISTURBED", "reason": final.disturbed}
+    return kept | {
+        "outcome": Outcome.MEASURED.value,
+        "reason": "",
+        "median_us": measurement.median_us(),
+        "ratio": {name: ratio.to_dict() for name, ratio in measurement.ratios().items()},
+        "aa_ratio": final.aa_ratio.to_dict() if final.aa_ratio else None,
+        "measurement": measurement.to_dict(),
+    }
 
 
 # ---------------------------------------------------------------------- calls with the row's own operands
@@ -284,7 +319,7 @@ def wrong(found: Json) -> Iterator[str]:
         batched, laid_out = row["batch"] != 1, layout_of(row) != "NT"
         if (batched or laid_out) and not done["refusal"].partition(":")[0].endswith(("batch", "layout")):
             yield f"{name}: the request is not refused for batch or layout: {done['refusal'] or 'taken'}"
-        if search is not None and search.get("outcome") != "measured":
+        if search is not None and search.get("outcome") != Outcome.MEASURED:
             yield f"{name}: not measured: {search}"
         if call is not None and not call["right"]:
             yield f"{name}: {call['kind']}: {call['said']}"
