@@ -46,7 +46,7 @@ class DeviceList(BaseModel):
                     "name": "NVIDIA H200",
                     "arch": "sm_90a",
                     "sm_count": 132,
-                    "state": "IDLE",
+                    "state": "READY",
                     "reason": "",
                     "environment": {"driver": "580.95"},
                     "last_seen_at": WHEN_EXAMPLE,

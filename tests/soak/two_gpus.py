@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +81,7 @@ def arm(home: Path, engine: str, gpus: int, shapes: Sequence[str], trials: int) 
 
 def tuned(client: Client, shapes: Sequence[str], *, trials: int) -> Json:
     """The finished job."""
-    problems = [GemmProblem.parse(shape, dtype="bf16").to_dict() for shape in shapes]
+    problems = [asdict(GemmProblem.parse(shape, dtype="bf16")) for shape in shapes]
     body = {"problems": problems, "device": "h200", "mode": "measure", "sampler": "random"}
     submitted = client.submit_job(body | {"budget": {"trials": trials, "wall_s": JOB_S}})
     return dict(client.wait(submitted["id"], timeout_s=JOB_S))
@@ -89,7 +90,7 @@ def tuned(client: Client, shapes: Sequence[str], *, trials: int) -> Json:
 def study_row(client: Client, study_id: str) -> Json:
     """What is compared of one study."""
     study, trials = client.study(study_id), client.trials(study_id)
-    problem = GemmProblem.from_dict(study["problem"])
+    problem = GemmProblem(**study["problem"])  # type: ignore[arg-type]
     row: Json = {"shape": problem.shape, "state": study["state"], "reason": study["reason"], "winner": None}
     row |= {"tie_set": [], "median_us": None, "ratio": None, "evidence": [], "card": None}
     row["finished_at"] = [datetime.fromisoformat(str(trial["finished_at"])) for trial in trials if trial["gpu_s"]]
@@ -130,28 +131,28 @@ def serving(home: Path, engine: str, gpus: int) -> Iterator[Client]:
     home.mkdir(parents=True, exist_ok=True)
     port = free_port()
     with ExitStack() as stack:
-        flags: list[str] = []
+        flags = ["--engine", engine]
         if engine == "ray":
             head = f"127.0.0.1:{free_port()}"
             port_of_head = head.partition(":")[2]
             stack.enter_context(running(["node", "--head", "--port", port_of_head], environment, home / "head.log"))
             stack.enter_context(running(["node", "--address", head], environment, home / "node.log"))
-            flags = ["--engine", "ray", "--ray-address", head]
+            flags += ["--ray-address", head]
         stack.enter_context(running(["serve", "--port", str(port), *flags], environment, home / "serve.log"))
         client = stack.enter_context(Client(f"http://127.0.0.1:{port}"))
-        wait_until_live(client)
+        wait_until_live(client, gpus)
         yield client
 
 
-def wait_until_live(client: Client) -> None:
-    """Until the service lists a live H200. Raises SystemExit where none comes."""
+def wait_until_live(client: Client, gpus: int) -> None:
+    """Until the service lists so many GPUs. Raises SystemExit where they do not come."""
     deadline_s = time.monotonic() + READY_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(ClientError):
-            if any(device["live"] for device in client.devices()["devices"]):
+            if sum(device["state"] in ("READY", "BUSY") for device in client.devices()["devices"]) >= gpus:
                 return
         time.sleep(0.5)
-    raise SystemExit("the service found no live GPU: see its log in OUT_DIR")
+    raise SystemExit(f"the service did not find {gpus} GPUs in {READY_S:g} s: see its log in OUT_DIR")
 
 
 @contextmanager
