@@ -233,6 +233,6 @@ def compile_planted(
     def lowered(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: Any) -> LoweredKernel:
         return lower_planted(problem, config, sm_count, name, **variant)
 
-    variant = {"delays_ns": delays_ns} if delays_ns else {}
+    variant: dict[str, Any] = {"delays_ns": delays_ns} if delays_ns else {}
     with mock.patch("kernels.compile.lower", lowered):
         return compile_kernel(problem, config, sm_count, check_structure=check_structure, **variant)

@@ -113,7 +113,7 @@ def run(examples: int, seed: int, report: Callable[[str], None] = lambda line: N
         warnings.simplefilter("ignore")  # of the generator, about patterns that it cannot turn around
         app, ids = application(Path(name))
         document = schemathesis.openapi.from_asgi("/openapi.json", app)
-        operations = [result.ok() for result in document.get_all_operations()]
+        operations = [result.ok() for result in document.get_all_operations()]  # type: ignore[union-attr]
         turn = 0
         while sum(statuses.values()) < examples:
             # A route without parameters takes one request a turn, so the others take more turns.

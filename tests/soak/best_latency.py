@@ -135,7 +135,7 @@ def single(client: httpx.Client, asked: Sequence[Shape], pid: int) -> dict[str, 
     """GET /v1/best for one shape after the other."""
 
     def ask(shape: Shape) -> Callable[[], httpx.Response]:
-        params = {"m": shape[0], "n": shape[1], "k": shape[2], "device": "h200"}
+        params: dict[str, str | int] = {"m": shape[0], "n": shape[1], "k": shape[2], "device": "h200"}
         return lambda: client.get("/v1/best", params=params)
 
     for shape in asked[:WARM_UP]:

@@ -142,12 +142,13 @@ def main() -> int:
             break
         instance = reduced_instances(config, dtype)[0]
         place = {"config": config.to_dict(), "dtype": dtype.value}
-        row = rows.find(**place)
+        known = rows.find(**place)
         source_hash = lower(instance.problem, config, instance.sm_count).source_hash
-        if not versions_match(row, source_hash, tools):
+        if known is not None and versions_match(known, source_hash, tools):
+            row = known
+        else:
             row = examine(config, dtype)
             rows.put(row, **place)
-        assert row is not None
         answers = "passed" if row["passed"] else f"{row['structure']} {row['sync']} {row['race']} {row['numsim']}"
         say(f"{len(rows.rows)} {form_of(config)} {dtype.value} {row['shape']}: {answers}", began)
     for name, value in summary(rows.rows).items():

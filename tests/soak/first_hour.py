@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class FirstHour:
             if name not in self.content["done"]
         }
         for name, (kind, problem, config) in named.items():
-            self._once(name, lambda n=name, k=kind, p=problem, c=config: self._kernel(k, p, c, built[n]))
+            self._once(name, partial(self._kernel, kind, problem, config, built.get(name)))
         self._once("ladder", self._ladder)
         self._once("tuned", self._tuned)
         self.content["report"] = report(self.content["done"], profile_name=profile.name)
@@ -121,11 +122,14 @@ class FirstHour:
         write_json(self.out, self.content)
         self.tell(f"{name}: {answer['said']}")
 
-    def _kernel(self, kind: str, problem: GemmProblem, config: GemmConfig, building: Future[CompileReply]) -> Json:
+    def _kernel(
+        self, kind: str, problem: GemmProblem, config: GemmConfig, building: Future[CompileReply] | None
+    ) -> Json:
         """Load, verify and time one kernel once it is built."""
         profile = self.engine.device.profile
         row: Json = {"kind": kind, "shape": problem.shape, "dtype": problem.dtype.value, "config": config.to_dict()}
         row |= {"modeled_us": predict(problem, config, profile).time_us, "median_us": None}
+        assert building is not None, "only what is done has no future"
         built = building.result()
         if built.outcome is not None or built.kernel is None:
             return row | {"outcome": built.outcome, "reason": built.reason, "said": f"{built.outcome}: {built.reason}"}

@@ -102,7 +102,7 @@ def _short(row: Row, name: str) -> str:
     answer: str = row[name]
     if answer in (CLEAN, EXACT):
         return "-"
-    kinds = [line.split()[2].rstrip(":") for line in row["findings"] if line.startswith(f"{name}: ")]
+    kinds: list[str] = [line.split()[2].rstrip(":") for line in row["findings"] if line.startswith(f"{name}: ")]
     if kinds:
         return kinds[0]
     return "deadlock" if "deadlock" in answer else answer if answer.endswith("wrong") else answer[:60]

@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def study_times(url: str, pid: int, site: Site, trials: int, rounds: int) -> dic
     with httpx.Client(base_url=url, timeout=60) as client:
         for name, path in questions(site.study, trials).items():
             before_s = cpu_s(pid)
-            times_ms = [timed_ms(lambda path=path: client.get(path)) for _ in range(rounds)]
+            times_ms = [timed_ms(partial(client.get, path)) for _ in range(rounds)]
             server_cpu_ms = (cpu_s(pid) - before_s) / rounds * 1e3
             found[name] = {
                 "min_ms": round(min(times_ms), 1),

@@ -113,12 +113,12 @@ def processes(cluster: LocalCluster) -> dict[str, list[psutil.Process]]:
 
 def cpu_s(of: Sequence[psutil.Process]) -> float:
     """Processor seconds so far."""
-    return sum(sum(process.cpu_times()[:2]) for process in of)
+    return float(sum(sum(process.cpu_times()[:2]) for process in of))
 
 
 def rss_mib(of: Sequence[psutil.Process]) -> float:
     """Resident memory."""
-    return round(sum(process.memory_info().rss for process in of) / MIB, 1)
+    return round(float(sum(process.memory_info().rss for process in of)) / MIB, 1)
 
 
 def run_studies(requests: Sequence[TuneRequest], engine: Callable[[], Engine], at_a_time: int) -> int:
@@ -135,10 +135,10 @@ def warm(requests: Sequence[TuneRequest]) -> None:
     from tuner import loop
     from tuner.search.searched import SearchedSpace
 
-    loop.starting_configs = cache(loop.starting_configs)
+    loop.starting_configs = cache(loop.starting_configs)  # type: ignore[assignment, attr-defined]
     SearchedSpace.of = cache(SearchedSpace.of)  # type: ignore[method-assign]
     for problem in {request.problem for request in requests}:
-        loop.starting_configs(problem, fake_profile())
+        loop.starting_configs(problem, fake_profile())  # type: ignore[attr-defined]
         SearchedSpace.of(problem, fake_profile())
 
 

@@ -50,15 +50,16 @@ def time_in_optuna() -> Iterator[list[float]]:
     def timed(*arguments: Any, **named: Any) -> dict[str, Any]:
         began = time.perf_counter()
         try:
-            return suggest(*arguments, **named)
+            suggested: dict[str, Any] = suggest(*arguments, **named)
+            return suggested
         finally:
             spent_s.append(time.perf_counter() - began)
 
-    TPESampler.sample_relative = timed  # type: ignore[method-assign]
+    TPESampler.sample_relative = timed
     try:
         yield spent_s
     finally:
-        TPESampler.sample_relative = suggest  # type: ignore[method-assign]
+        TPESampler.sample_relative = suggest
 
 
 def ms_a_trial(trials: int, sampler: str) -> dict[str, float]:

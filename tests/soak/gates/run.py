@@ -20,7 +20,7 @@ from tuner.gpu.memcheck import sanitize
 from tuner.gpu.soak import SoakJob, soak
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SCHEMA = 1
 SEED = 1
@@ -113,6 +113,7 @@ class Gates:
 
     def _apart(self, rows: Sequence[Row], builds: Builds) -> None:
         """The soak and the sanitizers, in processes that share the card."""
+        gates: dict[str, Callable[[Row, Builds], dict[str, Any] | None]]
         gates = {"soak": self._soaked, **{tool: partial(self._sanitized, tool) for tool in SANITIZERS}}
         with ThreadPoolExecutor(APART_AT_ONCE) as threads:
             futures = {

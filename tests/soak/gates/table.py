@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 GATES = ("comparison", "repeat", "stress", "structure", "soak", "memcheck", "racecheck")
 NOTHING = "-"
@@ -96,7 +96,7 @@ def _sanitizer(tool: str, row: Mapping[str, Any]) -> str:
     return "(no end)" if "did not finish within" in stage["detail"] else "(crashes)"
 
 
-CELLS = {
+CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "comparison": _comparison,
     "repeat": _repeat,
     "stress": _stress,
