@@ -72,7 +72,7 @@ _CHOICES: dict[str, Choices] = {
         "acc_stages": (1, 2),
         "swap_ab": (False, True),
         "split_k": (1, 2, 3, 4, 5, 6, 7, 8),
-        "scheduler": Schedulers,
+        "scheduler": Schedulers["sm_100a"],
     },
 }
 
