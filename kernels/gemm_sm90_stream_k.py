@@ -257,6 +257,8 @@ class PartialSums:
         vectors = self._vectors
         for start in range(0, len(vectors), _VECTORS_AT_ONCE):
             batch = vectors[start : start + _VECTORS_AT_ONCE]
+            if start:  # else ptxas asks for more at once than there are registers for, and spills the tile's place
+                T.evaluate(T.cuda.warp_sync())
             for number, (_register, offset) in enumerate(batch):
                 received = [self.received[number * _LANES + i] for i in range(_LANES)]
                 T.evaluate(T.ptx["ld.relaxed.gpu.global.v4.f32"](*received, source + T.uint64(offset)))

@@ -85,8 +85,11 @@ class StreamK:
 
     @property
     def most_parts(self) -> int:
-        """Parts of a tile, at most."""
-        return max(len(self.parts(tile)) for tile in range(self.shared_tiles))
+        """Parts of a tile, at most, whatever tile it is; 1 where spans end where tiles end."""
+        least, extra = self.share
+        if extra == 0 and least % self.k_blocks == 0:
+            return 1
+        return 1 + -(-(self.k_blocks - 1) // least)
 
     def first_unit(self, cluster: int) -> int:
         """Where the span of a cluster begins; that of the cluster after the last is the end."""
