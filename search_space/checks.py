@@ -81,6 +81,8 @@ def plainest(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
     raster, group = plain_order(config.arch.name, walk.tiles_m, walk.tiles_n, config.raster, config.l2_group_size)
     if isinstance(config, Sm90GemmConfig) and _plays_alone(config, walk):
         config = replace(config, schedule="cooperative", num_consumers=1)
+    if isinstance(config, Sm90GemmConfig) and walk.split is not None and walk.split.most_parts == 1:
+        config = replace(config, scheduler="static")
     plain = replace(
         config,
         pipe_depth=min(config.pipe_depth, max(_useful_depth(config, walk), walk.stages)),
