@@ -53,8 +53,11 @@ if TYPE_CHECKING:
 _LANES = 4  # accumulators in one store or load of a thread
 _VECTOR_BYTES = 128 * _LANES * FLOAT_BYTES  # of a whole warpgroup
 # Vectors that a thread has under way when it adds a part. A part comes from L2 at some 700 clocks a round trip: 128
-# accumulators are 32 vectors, so 4 round trips.
+# accumulators are 32 vectors, so 4 round trips. With more accumulators there are no registers for so many: one
+# consumer of 192 x 128 spilled 56 B with 4.
 _VECTORS_AT_ONCE = 8
+_FEW_VECTORS_AT_ONCE = 2
+_MANY_ACCUMULATORS = 144
 
 
 @T.meta_class
@@ -113,6 +116,8 @@ class PartialSums:
         """cluster: number of the cluster, an int32."""
         self.plan, self.variant, self.thread, self.tiles, self.cluster = plan, variant, thread, tiles, cluster
         self.split = plan.workspace.split
+        crowded = plan.wgmmas * plan.accumulators > _MANY_ACCUMULATORS
+        self.at_once = _FEW_VECTORS_AT_ONCE if crowded else _VECTORS_AT_ONCE
 
     def begin(self, workspace: Any) -> None:
         """Emits what a consumer keeps between tiles."""
@@ -120,7 +125,7 @@ class PartialSums:
         # 1 where this consumer has the whole sum of its tile and writes D
         self.finishes = T.alloc_local((1,), "uint32")
         self.arrived = T.alloc_local((1,), "uint32")
-        self.received = T.alloc_local((_LANES * _VECTORS_AT_ONCE,), "float32")
+        self.received = T.alloc_local((_LANES * self.at_once,), "float32")
 
     @contextmanager
     def finished(self) -> Iterator[None]:
@@ -255,8 +260,8 @@ class PartialSums:
     def _add(self, acc: Any, source: Any, *, first: bool) -> None:
         """Read a part; the first one in the order of K takes the place of the accumulators."""
         vectors = self._vectors
-        for start in range(0, len(vectors), _VECTORS_AT_ONCE):
-            batch = vectors[start : start + _VECTORS_AT_ONCE]
+        for start in range(0, len(vectors), self.at_once):
+            batch = vectors[start : start + self.at_once]
             if start:  # else ptxas asks for more at once than there are registers for, and spills the tile's place
                 T.evaluate(T.cuda.warp_sync())
             for number, (_register, offset) in enumerate(batch):
