@@ -417,7 +417,9 @@ def build_gemm_sm90(
                     exchange.sum(acc, thread)
                 if STREAM_K:
                     sums.settle(acc)
-                    write_finished(sums, epilogue, acc, m_st + (0 if SWAP else own_row), n_st + (own_row if SWAP else 0))
+                    write_finished(
+                        sums, epilogue, acc, m_st + (0 if SWAP else own_row), n_st + (own_row if SWAP else 0)
+                    )
                 else:
                     epilogue.write(acc, m_st + (0 if SWAP else own_row), n_st + (own_row if SWAP else 0))
                 tiles.next_tile()

@@ -192,7 +192,7 @@ class PartialSums:
         self._vote()
 
     def _vote(self) -> None:
-        """All threads learn what thread 0 has found. The others have found nothing, and a tile has two parts or more."""
+        """All threads learn what thread 0 has found. The others have found 0, and a tile has two parts or more."""
         if self.variant.fault == "no_part_count":  # whoever begins the tile takes it as if the others were there
             found = T.And(self.thread.number == 0, self.tiles.k_first == 0)
         else:

@@ -52,9 +52,7 @@ def shared_of(problem: GemmProblem, config: GemmConfig, launch: LaunchPlan) -> S
         tiles=tiles_m * tiles_n, k_blocks=config.k_blocks(problem), clusters=launch.grid // config.cluster_size
     )
     part_bytes = FLOAT_BYTES * config.blk_m * config.blk_n
-    workspace = Workspace(
-        split=split, ctas=config.cluster_size, consumers=config.num_consumers, part_bytes=part_bytes
-    )
+    workspace = Workspace(split=split, ctas=config.cluster_size, consumers=config.num_consumers, part_bytes=part_bytes)
     return Shared(workspace, _telling(split))
 
 
@@ -167,7 +165,7 @@ class Parts(Check):
         if event.kind == "count_read":
             return
         if self.unannounced or not self.written:
-            self.report("part count", event.line, f"{event.text} counts a part without a named barrier after its stores")
+            self.report("part count", event.line, f"{event.text} counts before a named barrier since its stores")
         if self.counted:
             self.report("part count", event.line, f"{event.text} counts a part twice")
         self.counted = True

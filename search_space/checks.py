@@ -115,10 +115,7 @@ def _unused_stages(config: GemmConfig, depth: int, walk: Walk) -> str | None:
     useful = _useful_depth(config, walk)
     if depth <= max(useful, walk.stages):
         return None
-    return (
-        f"pipe_depth = {depth}: a CTA loads {_loaded(walk)} stages in all, "
-        f"so it runs like pipe_depth = {useful}"
-    )
+    return f"pipe_depth = {depth}: a CTA loads {_loaded(walk)} stages in all, so it runs like pipe_depth = {useful}"
 
 
 def _loaded(walk: Walk) -> str:
@@ -260,6 +257,16 @@ def _last_wave(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile,
     )
 
 
+# Those that rest on measurements, by name. tests/soak/filters.py looks at what they drop, and how close to their limits
+# the best configs come.
+MEASURED_FILTERS: dict[str, Check] = {
+    "bytes in flight": lambda problem, config, profile, walk: _bytes_in_flight(config, config.pipe_depth, walk),
+    "idle rows": _idle_rows,
+    "idle columns": _idle_columns,
+    "idle SMs": _idle_sms,
+    "last wave": _last_wave,
+    "form": _form,
+}
 TILE_CHECKS: tuple[Check, ...] = (
     _form,
     _idle_rows,

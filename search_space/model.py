@@ -89,8 +89,8 @@ REGISTER_STORE_CLOCKS = 8
 # tiles took 5 us at 512x4096x14336.
 EXCHANGE_US = 1.2
 EXCHANGE_BYTES_PER_CLOCK = 8
-# Parts of a tile that meet in the workspace (stream-K), beside their bytes through the SM's port: stores that drain, the
-# counter, the first loads, each a round trip to L2. Round trips of 0.5 us; no GPU has run it yet.
+# Parts of a tile that meet in the workspace (stream-K), beside their bytes through the SM's port: stores that drain,
+# the counter, the first loads, each a round trip to L2 of 0.5 us. An estimate: no GPU has run it yet.
 PARTS_US = 1.5
 # Stores by threads where TMA cannot store D (N % 8 != 0): a warp stores rows one after the other, a sector each clock
 # and one more for a row that starts within a sector.

@@ -1,4 +1,4 @@
-"""The launcher against a driver that only notes what it is asked (`fake_driver.c`): what reaches the GPU, and what not."""
+"""The launcher against a driver that only notes what it is asked (`fake_driver.c`): what reaches the GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ import tvm_ffi
 
 class Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_uint64), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16),
                 ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
                 ("byte_offset", ctypes.c_uint64), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 

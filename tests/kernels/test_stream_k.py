@@ -202,12 +202,8 @@ def test_kernel_fetches_every_block_of_every_tile_once(shape: str, clusters: int
     fetched: Counter[tuple[int, int, int]] = Counter()
     for cluster in range(clusters):
         pieces = split.pieces(cluster)
-        walk = Walk(
-            tiles=len(pieces), k_blocks=split.k_blocks, lap=10**6, kept=10**6, pieces=True, cluster=cluster
-        )
-        thread = Fetcher(
-            kernel, producer, 0, config.cluster_size, walk, _parameters(lowered, problem, kernel)
-        )
+        walk = Walk(tiles=len(pieces), k_blocks=split.k_blocks, lap=10**6, kept=10**6, pieces=True, cluster=cluster)
+        thread = Fetcher(kernel, producer, 0, config.cluster_size, walk, _parameters(lowered, problem, kernel))
         thread.loads = []
         thread.run(kernel.body)
         of_a = [load for load in thread.loads if load[0].startswith("a")]
