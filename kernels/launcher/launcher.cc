@@ -15,7 +15,7 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "payload.h"
@@ -340,7 +340,7 @@ const WorkspaceDriver& workspace_driver() {
   return instance;
 }
 
-// While it lives, this thread may allocate although a stream is being captured.
+// While it lives, this thread may do what is unsafe while some stream is being captured, such as to allocate.
 class RelaxedCapture {
  public:
   RelaxedCapture() { Check(workspace_driver().exchange_capture_mode(&mode_), "relaxing the capture of a graph"); }
@@ -366,29 +366,35 @@ CUdeviceptr ZeroedMemory(size_t bytes) {
   return memory;
 }
 
-// Who may use a workspace: launches that follow one another. Those of one stream do, and those of one stream within one
-// capture (0 for none). Ids are never used again, unlike handles.
-using Owner = std::pair<cuuint64_t, unsigned long long>;
+// Who may use a workspace: launches that follow one another. Those of one stream do, by its id, which is never used again;
+// and those of one stream within one capture, by the capture's id and the stream's handle: the id of a stream that is
+// being captured cannot be read (cuStreamGetId fails and ends the capture, driver 580.159).
+using Owner = std::tuple<bool, cuuint64_t, unsigned long long>;  // whether captured, capture, stream
+
+Owner OwnerOf(CUstream stream, CUgraph* graph) {
+  const WorkspaceDriver& d = workspace_driver();
+  RelaxedCapture relaxed;  // another thread may be capturing another stream
+  CUstreamCaptureStatus status;
+  cuuint64_t capture = 0;
+  Check(d.capture_info(stream, &status, &capture, graph, nullptr, nullptr), "asking whether the stream is captured");
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) return {true, capture, reinterpret_cast<uintptr_t>(stream)};
+  unsigned long long id = 0;
+  Check(d.stream_id(stream, &id), "reading the stream's id");
+  return {false, 0, id};
+}
 
 // The workspaces of one device. A kernel finds zeros where it needs them and leaves zeros, so memory goes from owner to
 // owner as it is. It is kept for as long as the process lives.
 class Workspaces {
  public:
   CUdeviceptr Of(CUstream stream) {
-    CUstreamCaptureStatus status;
-    cuuint64_t capture = 0;
     CUgraph graph = nullptr;
-    unsigned long long id = 0;
-    const WorkspaceDriver& d = workspace_driver();
-    Check(d.capture_info(stream, &status, &capture, &graph, nullptr, nullptr), "asking whether the stream is captured");
-    Check(d.stream_id(stream, &id), "reading the stream's id");
-    const bool captured = status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    const Owner owner = {captured ? capture : 0, id};
+    const Owner owner = OwnerOf(stream, &graph);
     if (const CUdeviceptr memory = Find(owner)) return memory;
     CUdeviceptr memory = TakeSpare();
     if (memory == 0) memory = ZeroedMemory(gemm_payload.workspace_bytes);
     const CUdeviceptr kept = Keep(owner, memory);
-    if (captured && kept == memory) GiveBackWith(graph, owner);
+    if (std::get<0>(owner) && kept == memory) GiveBackWith(graph, owner);
     return kept;
   }
 

@@ -1,7 +1,9 @@
 // A CUDA driver that only notes what a module asks of it, for tests of the launcher without a GPU.
 //
 // Streams are numbers. Bits 0-15 are the stream's id, bits 16-31 the graph that it is being captured into, 0 for none.
-// Calls are counted; those that matter are written to standard error, one line each.
+// A stream is under capture from its first launch with a graph on; FAKE_DRIVER_CAPTURE says that another thread captures
+// all the while. What the real driver refuses then, and ends the capture for, is refused here too. Calls that matter are
+// written to standard error, one line each.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,7 +18,19 @@ static struct { void* data; destructor destroy; } latest;
 #define OK(name) int name() { return 0; }
 OK(cuInit) OK(cuGetErrorName) OK(cuGetErrorString) OK(cuDevicePrimaryCtxRetain) OK(cuCtxPushCurrent_v2)
 OK(cuCtxPopCurrent_v2) OK(cuLibraryLoadData) OK(cuKernelSetAttribute) OK(cuTensorMapEncodeTiled)
-OK(cuThreadExchangeStreamCaptureMode) OK(cuStreamSynchronize) OK(cuStreamDestroy_v2)
+OK(cuStreamDestroy_v2)
+
+#define CAPTURE_UNSUPPORTED 900
+#define RELAXED 2
+static int mode, capturing;  // of this thread; whether a stream of it is under capture
+static int unsafe() { return mode != RELAXED && (capturing || getenv("FAKE_DRIVER_CAPTURE")) ? CAPTURE_UNSUPPORTED : 0; }
+
+int cuThreadExchangeStreamCaptureMode(int* exchanged) {
+  int before = mode;
+  mode = *exchanged, *exchanged = before;
+  return 0;
+}
+int cuStreamSynchronize(u64 stream) { return stream >> 16 && stream != 0xFFFF ? CAPTURE_UNSUPPORTED : 0; }
 
 int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
@@ -37,6 +51,7 @@ int cuMemsetD8Async(u64 start, unsigned char value, u64 bytes, u64 stream) {
   return 0;
 }
 int cuMemAlloc_v2(u64* address, u64 bytes) {
+  if (unsafe()) return CAPTURE_UNSUPPORTED;
   *address = next_address;
   next_address += 1ull << 32;
   fprintf(stderr, "allocate %llu bytes\n", bytes);
@@ -54,10 +69,13 @@ int cuLaunchKernelEx(void* config, void* function, void** arguments, void** extr
 
 int cuStreamGetCaptureInfo_v2(u64 stream, int* status, u64* id, u64* graph, void* dependencies, void* count) {
   *graph = *id = stream >> 16 & 0xFFFF;
-  *status = *graph != 0;
+  *status = capturing = *graph != 0;
   return 0;
 }
-int cuStreamGetId(u64 stream, u64* id) { *id = stream & 0xFFFF; return 0; }
+int cuStreamGetId(u64 stream, u64* id) {
+  *id = stream & 0xFFFF;
+  return stream >> 16 ? CAPTURE_UNSUPPORTED : unsafe();  // of a captured stream in no mode
+}
 int cuUserObjectCreate(void** object, void* data, destructor destroy, unsigned count, unsigned flags) {
   latest.data = data, latest.destroy = destroy;
   *object = &latest;

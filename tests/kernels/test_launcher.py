@@ -130,6 +130,15 @@ for stream in (1, graph(1) | 1, graph(1) | 1, graph(1) | 2, graph(2) | 1, 1): ru
     assert lines == ["0", "1", "1", "2", "3", "0"]
 
 
+def test_stream_may_be_used_while_another_thread_captures(stream_k: Path, driver: Path) -> None:
+    """What is unsafe then would end the other's capture."""
+    operands = "A, B, D = Matrix(256, 2048), Matrix(192, 2048), Matrix(256, 192)\n"
+    lines = noted(
+        stream_k, driver, operands + "run(A, B, D)\n", FAKE_DRIVER_WORKSPACE_ARGUMENT="3", FAKE_DRIVER_CAPTURE="1"
+    )
+    assert lines == [*NEW, "launch with workspace 0"]
+
+
 def test_workspace_of_a_destroyed_graph_is_used_again(stream_k: Path, driver: Path) -> None:
     """Memory does not grow with the number of graphs that a process captures."""
     code = """

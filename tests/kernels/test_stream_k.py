@@ -136,6 +136,7 @@ def test_more_blocks_than_32_bits_count_are_refused() -> None:
         ({"schedule": "pingpong"}, "take schedule = cooperative"),
         ({"split_k": 2}, "both cut K"),
         ({"load": "cp_async", "num_consumers": 1}, "no GPU has run both"),
+        ({"blk_m": 128, "blk_n": 192, "pipe_depth": 3}, "need 234 registers a thread, 2 consumers leave 232"),
     ],
 )
 def test_stream_k_with_what_it_does_not_go_with_is_refused(knobs: dict[str, Any], message: str) -> None:
@@ -245,7 +246,8 @@ CONFIGS = (
     ("640x768x2048", {"num_consumers": 1, "blk_m": 192, "blk_n": 96, "epi_n": 32, "pipe_depth": 5}),
     ("16x7168x4096", {"swap_ab": True, "num_consumers": 1, "blk_n": 16, "blk_k": 128, "epi_n": 8, "epi_stages": 1}),
     ("2304x2304x520", {"cta_group": 2, "share": "A", "blk_n": 192, "pipe_depth": 4}),
-    ("7000x2560x512", {"blk_m": 128, "blk_n": 192, "pipe_depth": 3, "epi_stages": 1}),
+    ("7000x2560x512", {"blk_m": 128, "blk_n": 128, "pipe_depth": 4, "epi_stages": 1}),
+    ("2000x2000x1000", {"num_consumers": 1, "blk_m": 192, "blk_n": 128, "pipe_depth": 4, "epi_stages": 1}),
 )
 
 
