@@ -106,8 +106,8 @@ _HOPPER_FORMS: tuple[Choices, ...] = (
         "epi_stages": (1,),
     },
 )
-# What shares out the last waves of tiles. Not searched yet: 20 configs were right on an H200, but none has been timed or
-# has run from a graph. `verify` takes it.
+# What shares out the last waves of tiles. Not searched yet: 20 configs were right on an H200, but none has been timed
+# or has run from a graph. `verify` takes it.
 STREAM_K_SEARCHED = False
 STREAM_K_FORMS: tuple[Choices, ...] = (
     {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +24,6 @@ from kernels.stream_k import Piece, StreamK, Workspace, stream_k_of, workspace_o
 from kernels.stress import stress_builds
 from kernels.structure import _parameters
 from kernels.toolchain import find_toolchain
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("tvm")
 
@@ -163,6 +162,19 @@ def test_stress_builds_leave_tiles_to_share() -> None:
     for build in stress_builds(problem, config, 132)[1:]:
         split = stream_k_of(build.problem, config, 132)
         assert split.k_blocks == 1 or split.most_parts == 2
+
+
+def test_configs_that_a_gpu_has_run_are_still_legal() -> None:
+    """20 of them, with two parts of a tile and with more."""
+    rows = json.loads(Path("results/verify/stream_k.json").read_text())["rows"]
+    assert len(rows) == 20
+    two = 0
+    for row in rows:
+        problem = GemmProblem.parse(row["shape"], dtype=row["dtype"])
+        config = Sm90GemmConfig.from_dict(row["config"])
+        assert violation(problem, config, 132) is None
+        two += stream_k_of(problem, config, 132).at_most_two_parts
+    assert 0 < two < 20
 
 
 # ---------------------------------------------------------------------- the kernel
