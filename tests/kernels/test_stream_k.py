@@ -15,6 +15,7 @@ from kernels.compile import compile_cubin, ptxas_facts
 from kernels.config import Sm90GemmConfig
 from kernels.cuda_source import Statement, read_kernel
 from kernels.cuda_trace import Walk, _Thread
+from kernels.devices import profile_named
 from kernels.errors import ConfigError
 from kernels.launch import WorkspacePlan
 from kernels.lowering import lower
@@ -24,6 +25,7 @@ from kernels.stream_k import Piece, StreamK, Workspace, stream_k_of, workspace_o
 from kernels.stress import stress_builds
 from kernels.structure import _parameters
 from kernels.toolchain import find_toolchain
+from search_space.explaining import describe
 
 pytest.importorskip("tvm")
 
@@ -235,6 +237,14 @@ def test_kernel_fetches_every_block_of_every_tile_once(shape: str, clusters: int
         for n in range(tiles_n)
         for k in range(split.k_blocks)
     )
+
+
+def test_explanation_says_how_tiles_are_shared() -> None:
+    """160 tiles for 132 clusters: 78 blocks of K each, where whole tiles would be 128."""
+    problem, config = GemmProblem(m=2048, n=2560, k=4096), Sm90GemmConfig(scheduler="stream_k")
+    tiles = describe(problem, config, profile_named("h200"))["tiles"]
+    assert (tiles["shared_tiles"], tiles["k_blocks_of_the_busiest_cluster"]) == (160, 78)
+    assert (tiles["parts_of_a_tile_at_most"], tiles["idle_in_last_wave"]) == (2, 0.0)
 
 
 def test_launch_plan_asks_for_the_workspace() -> None:
