@@ -399,9 +399,12 @@ def _sm90_roles(config: Sm90GemmConfig) -> Iterator[Role]:
     )
     wgmma = f"{config.blk_m // WGMMA_ROWS} x wgmma.m64n{config.blk_n}k16"
     exchange = ", st.async of parts to the CTA that sums them" if split else ""
+    if config.scheduler == "stream_k":
+        exchange = ", st.global of parts of shared tiles, which the last to arrive adds"
     stores = ", then st.global" if config.swap_ab else ", then stmatrix and TMA store"
     waits = ["tma2mma", *(["turn"] if turns else []), *(["sum2parts", "parts2sum"] if split else [])]
     signals = ["mma2tma", *(["turn"] if turns else []), *(["parts2sum", "sum2parts"] if split else [])]
+    signals += ["parts"] if config.scheduler == "stream_k" else []
     for consumer in range(config.num_consumers):
         issuer = "" if config.swap_ab else ", one of which issues the stores"
         yield Role(
@@ -447,7 +450,18 @@ def _sm90_barriers(config: Sm90GemmConfig) -> Iterator[Barrier]:
         )
     if config.split_k > 1:
         yield from _exchange_barriers(config)
-    if not config.swap_ab or config.split_k > 1:
+    if config.scheduler == "stream_k":
+        yield Barrier(
+            name="parts",
+            kind="counter in the workspace",
+            slots=config.num_consumers,
+            arrivals=2,
+            arrives="one thread of the same consumer of every cluster that computes a part of the tile (two, or more "
+            "where there are fewer tiles than clusters)",
+            waits="nobody: the last to arrive adds the parts and stores the tile",
+            protects="parts of a tile that have not all been written",
+        )
+    if not config.swap_ab or config.split_k > 1 or config.scheduler == "stream_k":
         yield _staging_sync(config, 1)
     if not config.swap_ab:
         yield _stores(config)

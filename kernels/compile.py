@@ -22,7 +22,7 @@ import platformdirs
 from kernels.artifacts import write_atomically
 from kernels.config import Sm90GemmConfig
 from kernels.errors import CompileError
-from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, RowsPlan, StridePlan, TensorMapPlan
+from kernels.launch import OPERANDS, LaunchPlan, PointerPlan, RowsPlan, StridePlan, TensorMapPlan, WorkspacePlan
 from kernels.lowering import lower
 from kernels.prelude import light
 from kernels.problem import Dtype, GemmProblem
@@ -271,7 +271,7 @@ const struct GemmPayload gemm_payload = {{
   .is_bfloat16 = {int(problem.dtype is Dtype.BF16)},
   .grid = {launch.grid}, .threads = {launch.threads},
   .cluster = {{{", ".join(map(str, launch.cluster))}}},
-  .smem_bytes = {launch.smem_bytes},
+  .smem_bytes = {launch.smem_bytes}, .workspace_bytes = {launch.workspace_bytes},
   .contiguous = {{{", ".join(str(int(launch.knows_stride_of(operand))) for operand in OPERANDS)}}},
   .alignment = {{{", ".join(str(launch.alignment_of(operand)) for operand in OPERANDS)}}},
   .parameter_count = {len(launch.parameters)},
@@ -283,6 +283,8 @@ const struct GemmPayload gemm_payload = {{
 
 
 def _parameter(parameter: Any) -> str:
+    if isinstance(parameter, WorkspacePlan):
+        return "{.kind = GEMM_WORKSPACE}"
     operand = OPERANDS.index(parameter.operand)
     if not isinstance(parameter, TensorMapPlan):
         kinds: dict[type, str] = {PointerPlan: "GEMM_POINTER", StridePlan: "GEMM_STRIDE", RowsPlan: "GEMM_ROWS"}

@@ -19,7 +19,7 @@ Rasters = ("m", "n", "m-serpentine", "n-serpentine")
 TAIL_BYTES = 16  # of each row that starts within 16 bytes: they end in one piece of 16 bytes more
 GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
-Schedulers = ("static", "clc")
+Schedulers = {"sm_90a": ("static", "stream_k"), "sm_100a": ("static", "clc")}
 Loads = ("tma", "cp_async")
 
 
@@ -190,6 +190,8 @@ class Sm90GemmConfig(GemmConfig):
         rows of B of one consumer, and blk_n rows of A
     split_k: CTAs of a cluster that each compute a part of K of the same tile; float32 sums meet in shared memory
     load: "tma" needs rows of A and B that start at multiples of 16 bytes, "cp_async" takes any
+    scheduler: "static" clusters compute whole tiles, "stream_k" clusters share the last waves of tiles evenly, in
+        blocks of K; float32 sums of tiles that several have worked on meet in a workspace
     """
 
     arch: ClassVar[Arch] = SM_90A
@@ -199,10 +201,12 @@ class Sm90GemmConfig(GemmConfig):
     swap_ab: bool = False
     split_k: int = 1
     load: str = "tma"
+    scheduler: str = "static"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for knob, allowed in (("share", ("A", "B")), ("schedule", Schedules), ("load", Loads)):
+        known_values = (("share", ("A", "B")), ("schedule", Schedules), ("load", Loads))
+        for knob, allowed in (*known_values, ("scheduler", Schedulers["sm_90a"])):
             if (value := getattr(self, knob)) not in allowed:
                 known = " or ".join(map(repr, allowed))
                 raise ConfigError(f"knob {knob} must be {known}, got {value!r}", knob=knob)
@@ -265,6 +269,13 @@ class Sm90GemmConfig(GemmConfig):
         """Staging for TMA stores and sums from the other parts of K."""
         return self.staging_bytes + self.exchange_bytes
 
+    def clusters(self, problem: GemmProblem, sm_count: int) -> int:
+        """Where tiles are shared out, as many as the SMs hold and there are blocks of K."""
+        if self.scheduler == "static":
+            return super().clusters(problem, sm_count)
+        tiles_m, tiles_n = self.cluster_tiles(problem)
+        return min(self.resident_clusters(sm_count), tiles_m * tiles_n * self.k_blocks(problem))
+
     def cta_k_blocks(self, problem: GemmProblem) -> int:
         """Stages that the CTA with the largest part of K consumes for a tile."""
         return ceil(self.k_blocks(problem) / self.split_k)
@@ -295,8 +306,8 @@ class Sm100GemmConfig(GemmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scheduler not in Schedulers:
-            known = " or ".join(map(repr, Schedulers))
+        if self.scheduler not in Schedulers["sm_100a"]:
+            known = " or ".join(map(repr, Schedulers["sm_100a"]))
             raise ConfigError(f"knob scheduler must be {known}, got {self.scheduler!r}", knob="scheduler")
 
     def launched_clusters(self, problem: GemmProblem, sm_count: int) -> int:
@@ -369,6 +380,13 @@ class Sm100GemmConfig(GemmConfig):
     def answer_readers(self) -> int:
         """Threads of a cluster that read which tile is next: producer, scheduler, writeback; MMA in the leader."""
         return self.cta_group * (2 + 128 * self.num_consumers) + self.num_consumers
+
+    def clusters(self, problem: GemmProblem, sm_count: int) -> int:
+        """Where tiles are shared out, as many as the SMs hold and there are blocks of K."""
+        if self.scheduler == "static":
+            return super().clusters(problem, sm_count)
+        tiles_m, tiles_n = self.cluster_tiles(problem)
+        return min(self.resident_clusters(sm_count), tiles_m * tiles_n * self.k_blocks(problem))
 
     def cta_k_blocks(self, problem: GemmProblem) -> int:
         """Stages that the CTA with the largest part of K consumes for a tile."""

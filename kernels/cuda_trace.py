@@ -41,6 +41,11 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "tma_store": ("tmap", "src_mem"),
     "remote_write": ("addr", "mbar"),
     "shared_read": ("addr",),
+    "part_write": ("addr",),
+    "part_read": ("addr",),
+    "count_read": ("addr",),
+    "count_up": ("addr",),
+    "count_reset": ("addr",),
     "answer_read": ("addr",),
     "try_cancel": ("addr", "mbar"),
     "row_copy": ("dst_mem", "src_mem", "src_size", "pred"),
@@ -104,6 +109,10 @@ class Walk:
     kept: K blocks that are followed before whole laps are skipped
     uneven: whether some CTAs of a cluster have one K block more
     turns: consumers that take turns with whole tiles, all of which the producer fetches
+    pieces: whether tiles differ in how many blocks of K are computed of them
+    cluster: number of the cluster that is followed
+    votes: what the threads of a warpgroup learn from one another, in turn and over again (stream-K: whether all other
+        parts of a tile have arrived, which is data)
     """
 
     tiles: int
@@ -112,9 +121,14 @@ class Walk:
     kept: int
     uneven: bool = False
     turns: int = 1
+    pieces: bool = False
+    cluster: int = 0
+    votes: tuple[int, ...] = (0,)
 
-    def trips(self, count: int) -> int:
+    def trips(self, count: int, *, fetches: bool) -> int:
         """Iterations to follow of a loop of `count`. The consumer peels one iteration of its K loop off."""
+        if self.pieces:
+            return count - max(0, (count + (not fetches) - self.kept) // self.lap) * self.lap
         most = self.k_blocks + self.uneven
         if not self.k_blocks - 1 <= count <= most or self.k_blocks <= self.kept:
             return count
@@ -133,12 +147,12 @@ def traces(
     for rank in range(ranks):
         groups: dict[tuple[int, ...], list[int]] = {}
         for index in range(threads):
-            probe = _Thread(kernel, index, rank, walk, dict(parameters or {}))
+            probe = _Thread(kernel, index, rank, ranks, walk, dict(parameters or {}))
             # Warps may take the same branches and still use different barriers; the first lane stands for its warp.
             owner = index // 32 if index % 32 == 0 else -1 - index // 128
             groups.setdefault((owner, *(int(bool(c.evaluate(probe))) for c in conditions)), []).append(index)
         for members in groups.values():
-            thread = _Thread(kernel, members[0], rank, walk, dict(parameters or {}))
+            thread = _Thread(kernel, members[0], rank, ranks, walk, dict(parameters or {}))
             thread.run(kernel.body)
             found.append(Trace(rank, tuple(members), tuple(thread.events)))
     return tuple(found)
@@ -200,10 +214,12 @@ class _Thread:
     kernel: Kernel
     index: int
     rank: int
+    ranks: int
     walk: Walk
     variables: dict[Any, Value] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     line: int = 0
+    voted: int = 0
 
     # ------------------------------------------------------------ what expressions ask for
 
@@ -212,8 +228,8 @@ class _Thread:
             return self.index
         if name == "warp_id_in_cta":
             return self.index // 32
-        if name == "blockIdx.x":  # the first cluster
-            return self.rank
+        if name == "blockIdx.x":
+            return self.walk.cluster * self.ranks + self.rank
         if name not in self.variables:
             raise SourceError(f"{name} is read before it is set")
         return self.variables[name]
@@ -257,8 +273,7 @@ class _Thread:
             self.run(statement.body if value else statement.orelse)
         elif statement.kind == "for":
             count = statement.value.evaluate(self)
-            # A copy loop of the epilogue may have as many iterations as a K loop, and must run in full.
-            for number in range(self.walk.trips(count) if _turns_ring(statement) else count):
+            for number in range(self.trips(statement, count)):
                 self.variables[statement.target] = number
                 self.run(statement.body)
         elif statement.kind == "tiles":
@@ -266,6 +281,12 @@ class _Thread:
                 self.run(statement.body)
         else:
             statement.value.evaluate(self)
+
+    def trips(self, loop: Statement, count: int) -> int:
+        """A copy loop of the epilogue may have as many iterations as a K loop, and must run in full."""
+        if not _turns_ring(loop):
+            return count
+        return self.walk.trips(count, fetches=not self.walk.pieces or _fetches(loop))
 
     def assign(self, statement: Statement, value: Expression) -> None:
         floats = self.float_arrays(value.text)
@@ -291,6 +312,9 @@ class _Thread:
         if helper.kind == "mapa":
             self.map_address(dict(zip(helper.parameters, statement.arguments, strict=True)))
             return
+        if helper.kind == "vote":
+            self.vote(helper, dict(zip(helper.parameters, statement.arguments, strict=True)))
+            return
         if helper.kind == "encode_descriptor":
             self.encode_descriptor(dict(zip(helper.parameters, statement.arguments, strict=True)))
             return
@@ -305,11 +329,13 @@ class _Thread:
         if None in values.values():
             raise SourceError(f"an operand of {helper.text} is data: {values}")
         self.emit(helper.kind, helper.text, values, helper.immediate, statement.registers)
+        if helper.kind in ("count_read", "count_up"):
+            self.variables[self.element_of(statement.arguments[0])] = None
 
     def prepare(self, statement: Statement, helper: Helper) -> None:
         """Choose, once for all threads, which operands of an instruction to follow."""
         named = dict(zip(helper.parameters, statement.arguments, strict=False))
-        if helper.kind in ("convert", "remote_write", "shared_read"):
+        if helper.kind in ("convert", "remote_write", "shared_read", "part_write"):
             statement.registers = self.float_arrays(" ".join(statement.arguments))
         elif helper.kind in ("wgmma", "tcgen05_ld"):
             statement.registers = self.float_arrays(statement.arguments[0])
@@ -325,6 +351,18 @@ class _Thread:
         """mapa: where the CTA of a given rank sees this address."""
         address, rank = (self.kernel.scope.expression(named[name]).evaluate(self) for name in ("a", "b"))
         self.variables[self.element_of(named["d"])] = (rank + 1) * CLUSTER_WINDOW + address
+
+    def vote(self, helper: Helper, named: dict[str, str]) -> None:
+        """A named barrier at which threads learn something."""
+        found = self.walk.votes[self.voted % len(self.walk.votes)]
+        self.voted += 1
+        self.variables[self.element_of(named["d"])] = found
+        barrier = self.kernel.scope.expression(named["a"]).evaluate(self)
+        try:
+            ayes = self.kernel.scope.expression(named["c"]).evaluate(self)
+        except SourceError:  # as it should be: what the counter says is not followed
+            ayes = None
+        self.emit("named_barrier", helper.text, {"name_bar_id": barrier, "vote": found, "ayes": ayes})
 
     def encode_descriptor(self, named: dict[str, str]) -> None:
         """The start address is the part of a shared-memory descriptor that the rules use."""

@@ -22,10 +22,12 @@ Variations
     swap_ab             B is the wide operand, on the 64-row side of wgmma, and A the narrow one: M may be small
     split_k             the CTAs of a cluster compute parts of K of one tile and add them up (`gemm_sm90_exchange`)
     load cp_async       rows of A and B may start anywhere (`gemm_sm90_copy`)
+    scheduler stream_k  clusters share the last waves of tiles in blocks of K (`gemm_sm90_stream_k`)
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tvm.backend.cuda.lang.alloc_pool import SMEMPool
@@ -38,11 +40,12 @@ from kernels.gemm_sm90_emit import Loads, Variant, descriptor, encode, skip, ten
 from kernels.gemm_sm90_epilogue import MaskedEpilogue, Output, RegisterEpilogue, StagedEpilogue, Thread
 from kernels.gemm_sm90_exchange import Exchange
 from kernels.gemm_sm90_plan import Plan
+from kernels.gemm_sm90_stream_k import PartialSums, StreamKTiles
 from kernels.pause import check_delays
-from kernels.problem import ELEMENT_BYTES, GemmProblem
+from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 from kernels.resources import HEADER_BYTES, WGMMA_ROWS, sm90_registers
 from kernels.rules import violation
-from kernels.tile_scheduler import TileWalk
+from kernels.tile_scheduler import SerpentineScheduler, TileWalk
 from kernels.tracing import k_loop_unroll
 
 if TYPE_CHECKING:
@@ -88,7 +91,13 @@ COPY_FAULTS = {
     "early_fill": "a stage is handed over before the warp has moved its values",
     "whole_pieces": "the last copy of a row brings what lies behind K",
 }
-EVERY_FAULT = FAULTS | SPLIT_FAULTS | PINGPONG_FAULTS | COPY_FAULTS
+STREAM_K_FAULTS = {
+    "no_part_count": "the first part of a tile adds up the others without knowing that they have arrived",
+    "no_part_fence": "a part's counter neither releases what was written nor acquires what others have",
+    "no_part_barrier": "a part is counted before all threads have written theirs",
+    "no_count_reset": "the counter of a tile keeps its value for the next launch",
+}
+EVERY_FAULT = FAULTS | SPLIT_FAULTS | PINGPONG_FAULTS | COPY_FAULTS | STREAM_K_FAULTS
 
 
 def build_gemm_sm90(
@@ -109,6 +118,12 @@ def build_gemm_sm90(
     """
     if reason := violation(problem, config, sm_count):
         raise ConfigError(reason)
+    if dynamic_m and config.scheduler == "stream_k":
+        raise ConfigError(
+            "scheduler = stream_k: the tiles are shared out when the kernel is built, so M is fixed; take "
+            "scheduler = static for a kernel that takes M when it is called",
+            knob="scheduler",
+        )
     variant = _variant(config, fault, delays_ns or {})
     plan = Plan(problem=problem, config=config, sm_count=sm_count, dynamic_m=dynamic_m)
 
@@ -116,6 +131,7 @@ def build_gemm_sm90(
     PIPE, CG, NC, SPLIT = config.pipe_depth, config.cta_group, config.num_consumers, config.split_k
     COPY, TMA_STORES = plan.copies, plan.tma_stores
     CLUSTER, PINGPONG, SWAP = config.cluster_size, config.schedule == "pingpong", config.swap_ab
+    STREAM_K, WORKSPACE_FLOATS = config.scheduler == "stream_k", plan.workspace_bytes // FLOAT_BYTES or 1
     BLK_M, BLK_N, BLK_K, MMA_ROWS = config.blk_m, config.blk_n, config.blk_k, config.mma_rows
     CTA_M, CTA_N = config.cta_rows, config.cta_cols
     SLAB, SLABS, ROW_BYTES = plan.slab_cols, plan.slabs, plan.slab_row_bytes
@@ -139,11 +155,15 @@ def build_gemm_sm90(
         for statement in emit if condition else ():
             statement()
 
-    def k_count(rank: Any) -> Any:
+    def k_count(rank: Any, tiles: Any) -> Any:
         """Blocks of K that a CTA multiplies: the first parts have one more where they do not come out equal."""
+        if STREAM_K:
+            return tiles.scheduler.k_count
         return T.Select(rank < K_EXTRA, K_LEAST + 1, K_LEAST) if K_EXTRA else K_LEAST
 
-    def k_first(rank: Any) -> Any:
+    def k_first(rank: Any, tiles: Any) -> Any:
+        if STREAM_K:
+            return tiles.scheduler.k_first
         if SPLIT == 1:
             return 0
         return rank * K_LEAST + (T.Select(rank < K_EXTRA, rank, K_EXTRA) if K_EXTRA else 0)
@@ -190,6 +210,11 @@ def build_gemm_sm90(
         with T.If(tid == 0), T.Then():
             turns.arrive(1 - wg_id)
 
+    def write_finished(sums: Any, epilogue: Any, acc: Any, row: Any, col: Any) -> None:
+        """Store the tile if this consumer has the sum over all of K."""
+        with sums.finished():
+            epilogue.write(acc, row, col)
+
     def filled_bytes(rows: Any) -> Any:
         """Bytes that arrive on one tma2mma barrier."""
         half = 2 if fault == "expect_tx" else 1
@@ -217,6 +242,7 @@ def build_gemm_sm90(
         d_stride: T.int32,
         m: T.int32,
         mapped_m: T.int32,  # m again, for the host: TVM would compute what host and device share but once, on the host
+        workspace: T.Buffer((WORKSPACE_FLOATS,), "float32"),  # type: ignore[valid-type]
     ):
         T.func_attr({"global_symbol": "gemm"})
         rows = T.meta_var(m if dynamic_m else M)
@@ -270,7 +296,8 @@ def build_gemm_sm90(
         T.ptx.fence.mbarrier_init.release.cluster()
         cluster_barrier("init_without_cluster_barrier")
 
-        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS, rows=m if dynamic_m else None))
+        walk = T.meta_var(partial(StreamKTiles, plan.workspace.split) if STREAM_K else SerpentineScheduler)
+        tiles = T.meta_var(TileWalk(problem, config, CLUSTERS, rows=m if dynamic_m else None, kind=walk))
         tiles.init(bx // CLUSTER)
         m_st = T.meta_var(tiles.row * TILE_M + (rank * CTA_M if SHARE_B else 0))
         n_st = T.meta_var(tiles.col * TILE_N + (rank * CTA_N if SHARE_A else 0))
@@ -292,11 +319,11 @@ def build_gemm_sm90(
                 under_way = T.local_scalar("int32")
                 under_way = 0
                 while tiles.valid():
-                    for k in T.serial(k_count(rank), unroll=UNROLL):
+                    for k in T.serial(k_count(rank, tiles), unroll=UNROLL):
                         variant.pause("producer_wait")
                         when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
                         variant.pause("producer_load")
-                        copies.copy(fill.stage, m_st, n_st, (k + k_first(rank)) * BLK_K)
+                        copies.copy(fill.stage, m_st, n_st, (k + k_first(rank, tiles)) * BLK_K)
                         fill.advance()
                         if under_way == plan.stages_under_way:
                             copies.wait(plan.stages_under_way)
@@ -316,13 +343,13 @@ def build_gemm_sm90(
                     # phase 1: the wait for a stage that was never filled returns at once
                     fill = PipelineState(PIPE, 0 if fault == "producer_phase" else 1)
                     while tiles.valid():
-                        for k in T.serial(k_count(rank), unroll=UNROLL):
+                        for k in T.serial(k_count(rank, tiles), unroll=UNROLL):
                             variant.pause("producer_wait")
                             when(fault != "no_empty_wait", lambda: mma2tma.wait(fill.stage, fill.phase))
                             tma2mma.arrive(fill.stage, filled_bytes(rows))
                             variant.pause("producer_load")
                             for s in T.unroll(SLABS):
-                                col = T.meta_var((k + k_first(rank)) * BLK_K + s * SLAB)
+                                col = T.meta_var((k + k_first(rank, tiles)) * BLK_K + s * SLAB)
                                 a_loads.slab(fill.stage, s, col, a_part, tma2mma.ptr_to([fill.stage]))
                                 b_loads.slab(fill.stage, s, col, b_part, tma2mma.ptr_to([fill.stage]))
                             fill.advance()
@@ -351,6 +378,9 @@ def build_gemm_sm90(
             if SPLIT > 1:
                 turn = PipelineState(1, 0)
                 exchange.begin(turn)
+            if STREAM_K:
+                sums = T.meta_var(PartialSums(plan, variant, thread, tiles.scheduler, bx // CLUSTER))
+                sums.begin(workspace)
             if PINGPONG:
                 # The first turn of consumer 0 comes by itself: it waits for a phase that never was.
                 turn = PipelineState(1, 1 - wg_id)
@@ -369,7 +399,7 @@ def build_gemm_sm90(
                 T.ptx.wgmma.commit_group.sync.aligned()
                 previous = drain.stage
                 drain.advance()
-                for k in T.serial(k_count(rank) - 1, unroll=UNROLL):
+                for k in T.serial(k_count(rank, tiles) - 1, unroll=UNROLL):
                     variant.pause("consumer_wait")
                     when(fault != "no_full_wait", lambda: tma2mma.wait(drain.stage, drain.phase))
                     T.ptx.wgmma.fence.sync.aligned()
@@ -385,7 +415,13 @@ def build_gemm_sm90(
                 release(mma2tma, previous, tid)
                 if SPLIT > 1:
                     exchange.sum(acc, thread)
-                epilogue.write(acc, m_st + (0 if SWAP else own_row), n_st + (own_row if SWAP else 0))
+                if STREAM_K:
+                    sums.settle(acc)
+                    write_finished(
+                        sums, epilogue, acc, m_st + (0 if SWAP else own_row), n_st + (own_row if SWAP else 0)
+                    )
+                else:
+                    epilogue.write(acc, m_st + (0 if SWAP else own_row), n_st + (own_row if SWAP else 0))
                 tiles.next_tile()
                 if PINGPONG:
                     tiles.next_tile()
@@ -404,6 +440,7 @@ def _variant(config: Sm90GemmConfig, fault: str, delays_ns: Mapping[str, int]) -
     known |= SPLIT_FAULTS if config.split_k > 1 else {}
     known |= PINGPONG_FAULTS if config.schedule == "pingpong" else {}
     known |= COPY_FAULTS if config.load == "cp_async" else {}
+    known |= STREAM_K_FAULTS if config.scheduler == "stream_k" else {}
     if fault and fault not in known:
         raise ConfigError(f"unknown fault {fault!r}: for this config use one of {', '.join(known)}")
     check_delays(delays_ns)

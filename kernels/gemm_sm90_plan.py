@@ -11,6 +11,7 @@ from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
 from kernels.resources import WGMMA_ROWS
 from kernels.rules import MAX_TMA_BOX_ROWS
 from kernels.split_plan import PartsOfK
+from kernels.stream_k import Workspace, workspace_of
 
 if TYPE_CHECKING:
     from kernels.config import Sm90GemmConfig
@@ -177,6 +178,16 @@ class Plan(PartsOfK):
     def part_bytes(self) -> int:
         """float32 accumulators of one chunk."""
         return FLOAT_BYTES * WGMMA_ROWS * self.config.epi_n
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Where parts of a tile meet with scheduler = stream_k."""
+        return workspace_of(self.problem, self.config, self.sm_count)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that a launch needs beside its operands."""
+        return self.workspace.size_bytes if self.config.scheduler == "stream_k" else 0
 
     # ------------------------------------------------------------------ stores
 

@@ -74,7 +74,19 @@ class RowsPlan:
     operand: str = "A"
 
 
-Parameter = TensorMapPlan | PointerPlan | StridePlan | RowsPlan
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkspacePlan:
+    """A kernel parameter that is the address of device memory of the launcher's own.
+
+    size_bytes: how much; all zero before a launch as far as the kernel needs it, and again after it
+    """
+
+    size_bytes: int = 0
+    operand: str = ""
+
+
+Parameter = TensorMapPlan | PointerPlan | StridePlan | RowsPlan | WorkspacePlan
+WORKSPACE = "workspace"  # parameter of the template by name
 ROWS, MAPPED_ROWS = "m", "mapped_m"  # M of the call, for the kernel and for its tensor maps
 STRIDES = {"a_stride": "A", "b_stride": "B", "d_stride": "D"}  # parameters of the templates by name
 
@@ -97,6 +109,16 @@ class LaunchPlan:
     cluster: tuple[int, int, int]
     smem_bytes: int
     parameters: tuple[Parameter, ...]
+
+    def with_workspace(self, size_bytes: int) -> LaunchPlan:
+        """The plan whose workspace has this size."""
+        sized = (replace(p, size_bytes=size_bytes) if isinstance(p, WorkspacePlan) else p for p in self.parameters)
+        return replace(self, parameters=tuple(sized))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that a launch needs beside its operands."""
+        return sum(parameter.size_bytes for parameter in self.parameters if isinstance(parameter, WorkspacePlan))
 
     @property
     def dynamic_m(self) -> bool:

@@ -23,14 +23,17 @@ from kernels.launch import (
     OPERANDS,
     ROWS,
     STRIDES,
+    WORKSPACE,
     LaunchPlan,
     Parameter,
     PointerPlan,
     RowsPlan,
     StridePlan,
     TensorMapPlan,
+    WorkspacePlan,
 )
 from kernels.resources import launch_smem_bytes
+from kernels.stream_k import workspace_of
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
@@ -107,6 +110,8 @@ def lower(problem: GemmProblem, config: GemmConfig, sm_count: int, **variant: An
     launch = _launch_plan(source, str(module.inspect_source()))
     if isinstance(config, Sm100GemmConfig):
         launch = replace(launch, smem_bytes=max(launch.smem_bytes, launch_smem_bytes(config)))
+    if isinstance(config, Sm90GemmConfig) and config.scheduler == "stream_k":
+        launch = launch.with_workspace(workspace_of(problem, config, sm_count).size_bytes)
     digest = hashlib.sha256(source.encode())
     digest.update(json.dumps(asdict(launch), sort_keys=True).encode())
     return LoweredKernel(
@@ -168,11 +173,15 @@ class _Wrapper:
         """Elements of an array of constants."""
         return tuple(self.integer(part) for part in self.array(name))
 
-    def operand(self, expression: str) -> str:
-        """Which of A, B, D an address expression starts from."""
+    def pointer(self, expression: str) -> str:
+        """The argument whose start an address expression is, or an empty text."""
         text = self.bindings.get(expression.strip(), expression)
         match = re.fullmatch(r"\(\(void\*\)\(\(char\*\)(\w+) \+ 0\)\)|(\w+)", text.strip())
-        name = next((part for part in match.groups() if part), "") if match else ""
+        return next((part for part in match.groups() if part), "") if match else ""
+
+    def operand(self, expression: str) -> str:
+        """Which of A, B, D an address expression starts from."""
+        name = self.pointer(expression)
         if name not in OPERANDS:
             raise CompileError(f"cannot read the generated host wrapper: {expression!r} is not the start of an operand")
         return name
@@ -224,6 +233,8 @@ def _launch_plan(source: str, wrapper_text: str) -> LaunchPlan:
             parameters.append(RowsPlan())
         elif bound in STRIDES:
             parameters.append(StridePlan(operand=STRIDES[bound]))
+        elif wrapper.pointer(bound) == WORKSPACE:
+            parameters.append(WorkspacePlan())
         else:
             parameters.append(PointerPlan(operand=wrapper.operand(bound)))
     symbol = call[1]

@@ -20,6 +20,10 @@ SM90_COPY_REGISTERS = {1: (168, 240), 2: (104, 200), 3: (80, 144)}
 # with nvcc 13.0 in the Hopper template: 2 consumers, 128x208 spilled 4672 bytes.
 SM90_OVERHEAD_REGISTERS = 26
 
+# More of them where a consumer reads parts of its tile from the workspace (stream-K): two consumers of 128x192 spilled
+# 24 bytes with 14 registers to spare, one of 192x128 none with 22.
+SM90_PARTS_REGISTERS = 16
+
 # One byte more than half of the 228 KiB of an SM, of which each CTA takes 1 KiB for the system, in steps of 128 B.
 ONE_CTA_SMEM_BYTES = 115840
 
@@ -58,6 +62,7 @@ def resources_of(config: GemmConfig) -> Resources:
     if isinstance(config, Sm90GemmConfig):
         accumulators = config.blk_m * config.blk_n // 128
         registers = accumulators + SM90_OVERHEAD_REGISTERS
+        registers += SM90_PARTS_REGISTERS if config.scheduler == "stream_k" else 0
         return Resources(smem_bytes=smem, tmem_columns=0, threads=config.threads, registers=registers)
     assert isinstance(config, Sm100GemmConfig)
     # A writeback thread holds one chunk twice: float32 from tensor memory and its 16-bit pack. The constant is what

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.problem import MAX_EXTENT
 from kernels.resources import SM90_OVERHEAD_REGISTERS, resources_of, sm90_entry_registers, sm90_registers
+from kernels.stream_k import stream_k_of
 
 if TYPE_CHECKING:
     from kernels.arch import Arch
@@ -92,6 +93,24 @@ def _sm90_shape(config: GemmConfig) -> str | None:
     step = 8 if config.swap_ab else 16  # stmatrix writes 16 columns at a time
     if config.blk_n % step or config.blk_n > 256:
         return f"blk_n = {config.blk_n}: multiples of {step} up to 256{'' if config.swap_ab else ', of 8 with swap_ab'}"
+    return None
+
+
+def _sm90_scheduler(config: GemmConfig) -> str | None:
+    assert isinstance(config, Sm90GemmConfig)
+    if config.scheduler == "static":
+        return None
+    if config.schedule == "pingpong":
+        return (
+            "scheduler = stream_k with schedule = pingpong: a consumer passes over the stages of the other's tile, and "
+            "pieces of tiles differ in length; take schedule = cooperative"
+        )
+    if config.split_k > 1:
+        return (
+            f"scheduler = stream_k with split_k = {config.split_k}: both cut K; take split_k = 1 or scheduler = static"
+        )
+    if config.load == "cp_async":
+        return "scheduler = stream_k with load = cp_async: no GPU has run both together; take scheduler = static"
     return None
 
 
@@ -243,6 +262,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _sm90_cluster,
         _sm90_schedule,
         _sm90_load,
+        _sm90_scheduler,
         _sm90_registers,
         _smem,
         _expect_tx,
@@ -284,7 +304,21 @@ def violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | 
         return reason
     if sm_count < config.cluster_size:
         return f"a cluster of {config.cluster_size} CTAs needs {config.cluster_size} SMs, the device has {sm_count}"
-    return fit_violation(problem, config)
+    return fit_violation(problem, config) or _unit_violation(problem, config, sm_count)
+
+
+def _unit_violation(problem: GemmProblem, config: GemmConfig, sm_count: int) -> str | None:
+    """Stream-K counts blocks of K of all shared tiles in 32 bits, and one tile beyond the last."""
+    if not isinstance(config, Sm90GemmConfig) or config.scheduler == "static":
+        return None
+    split = stream_k_of(problem, config, sm_count)
+    counted = split.units + split.k_blocks
+    if counted <= MAX_EXTENT:
+        return None
+    return (
+        f"scheduler = stream_k: {split.shared_tiles} shared tiles of {split.k_blocks} blocks of K make {counted} to "
+        f"count, at most {MAX_EXTENT} fit 32 bits; take scheduler = static"
+    )
 
 
 def fit_violation(problem: GemmProblem, config: GemmConfig) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
+from kernels.config import Sm90GemmConfig, Sm100GemmConfig
 from kernels.gemm_names import DELAY_POINTS
 from kernels.problem import GemmProblem
 
@@ -92,7 +93,9 @@ def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: in
     """The problem with `k_blocks` blocks of K for each part and just enough tiles, as ragged as the original.
 
     A problem of one row of tiles keeps its M: the template fetches fewer rows of A for it, which is a path of its own.
+    With stream-K the tiles leave a rest, so that some are shared; with one block of K none can be.
     """
+    assert isinstance(config, Sm90GemmConfig | Sm100GemmConfig)
     rows, cols = config.cluster_tile
     clusters = max(1, config.resident_clusters(sm_count))
     wanted = TILES_PER_CLUSTER * clusters
@@ -106,6 +109,8 @@ def _short(problem: GemmProblem, config: GemmConfig, sm_count: int, k_blocks: in
         tiles_m = ceil(wanted / tiles_n)
     m = problem.m if tiles_m == 1 else _ragged(tiles_m, rows, problem.m)
     n = problem.n if tiles_n == 1 else _ragged(tiles_n, cols, problem.n)
+    if config.scheduler == "stream_k" and tiles_m * tiles_n % clusters == 0:
+        tiles_m, tiles_n = (tiles_m, tiles_n + 1) if tiles_n > 1 or tiles_m == 1 else (tiles_m + 1, tiles_n)
     k = k_blocks * _parts(config) * config.blk_k - (-problem.k) % config.blk_k
     return GemmProblem(m=m, n=n, k=k, dtype=problem.dtype, layout=problem.layout)
 

@@ -16,7 +16,7 @@ from kernels.cuda_expressions import SourceError
 from kernels.cuda_instructions import UNKNOWN
 from kernels.cuda_source import Kernel, read_kernel
 from kernels.cuda_trace import Trace, Walk, traces
-from kernels.launch import PointerPlan, RowsPlan, StridePlan, TensorMapPlan
+from kernels.launch import PointerPlan, RowsPlan, StridePlan, TensorMapPlan, WorkspacePlan
 from kernels.structure_barriers import Lifetime, Phases, Producer
 from kernels.structure_clc import Answers, check_requests, learn_answers
 from kernels.structure_counts import barrier_slots, check_arrivals, check_bytes, learn_regions, takes_turns
@@ -25,6 +25,7 @@ from kernels.structure_facts import Check, Facts
 from kernels.structure_sm90 import Copies, Turns, WarpStaging, Wgmma, check_multicast, check_registers
 from kernels.structure_sm100 import Tmem, check_issuers, check_tensor_memory
 from kernels.structure_staging import Staging
+from kernels.structure_stream_k import WORKSPACE_BASE, Parts, Shared, shared_of
 
 if TYPE_CHECKING:
     from kernels.lowering import LoweredKernel
@@ -65,6 +66,11 @@ RULES: dict[str, str] = {
     "parts place": "each part lands where its owner reads it, once for each tile",
     "sum wait": "parts are added up only after a wait on parts2sum that acquires in the cluster",
     "sum release": "sum2parts is signalled after the parts were read and a named barrier has said so",
+    "part place": "a part of a shared tile is written where the other parts of the tile are added, and counted there",
+    "part count": "a part is counted once, after all threads have written theirs and a named barrier has said so",
+    "part fence": "a counter is counted up with release and acquire, and read with acquire, in the scope of the GPU",
+    "part sum": "parts are added only where all others have arrived, in the order of K, and D only stored with the sum",
+    "count reset": "whoever adds the parts of a tile sets its counter back to zero",
     "warpgroup": "warpgroup-wide instructions are executed by all threads alike, each group with its own named barrier",
     "tcgen05 fence": "tcgen05.fence::after_thread_sync after each wait, ::before_thread_sync before each release",
     "accumulator wait": "an accumulator is written only after a wait on ld2mma",
@@ -88,7 +94,8 @@ OPEN = frozenset({"not understood", "unknown instruction"})
 # Instructions that every thread of a warpgroup executes together.
 _WARPGROUP_WIDE = frozenset(
     {"setmaxnreg", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "named_barrier", "shared_write", "proxy_fence",
-     "remote_write", "lane_transpose", "tcgen05_ld", "tcgen05_wait_ld", "fence_before_sync"}
+     "remote_write", "lane_transpose", "tcgen05_ld", "tcgen05_wait_ld", "fence_before_sync", "part_write",
+     "part_read"}
 )  # fmt: skip
 _WARP_WIDE = frozenset({"shared_write", "proxy_fence"})
 _CTA_WIDE = frozenset({"cta_barrier", "cluster_arrive", "cluster_wait"})
@@ -135,13 +142,15 @@ def structural_findings(lowered: LoweredKernel, problem: GemmProblem, config: Ge
     findings = _Findings()
     try:
         kernel = read_kernel(lowered.source, lowered.launch.symbol)
+        shared = shared_of(problem, config, lowered.launch)
         walk = _walk(problem, config)
         maps, parameters = _maps(lowered, problem, config, kernel, findings), _parameters(lowered, problem, kernel)
-        followed = traces(
-            kernel, threads=lowered.launch.threads, ranks=config.cluster_size, walk=walk, parameters=parameters
-        )
-        barriers = barrier_slots(config, followed, findings.report)
-        _check(Facts(config, walk, maps, barriers, dict(BASES)), followed, findings)
+        for one in shared.walks(walk) if shared else (walk,):
+            followed = traces(
+                kernel, threads=lowered.launch.threads, ranks=config.cluster_size, walk=one, parameters=parameters
+            )
+            barriers = barrier_slots(config, followed, findings.report)
+            _check(Facts(config, one, maps, barriers, dict(BASES)), followed, findings, shared)
     except SourceError as error:
         findings.report("not understood", error.line, str(error))
     return tuple(sorted(findings.found.values(), key=lambda f: f.line))
@@ -157,7 +166,7 @@ def _walk(problem: GemmProblem, config: GemmConfig) -> Walk:
     )
 
 
-def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> None:
+def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings, shared: Shared | None) -> None:
     config = facts.config
     for trace in followed:
         for event in trace.events:
@@ -169,6 +178,8 @@ def _check(facts: Facts, followed: tuple[Trace, ...], findings: _Findings) -> No
     learn_answers(facts, followed)
     for trace in followed:
         states = [check(facts, trace, findings.report) for check in checks]
+        if shared is not None:
+            states.append(Parts(facts, trace, findings.report, shared))
         for event in trace.events:
             slot = facts.slot(event, trace.rank)
             for state in states:
@@ -193,7 +204,7 @@ _KNOWN = _WARPGROUP_WIDE | _CTA_WIDE | {
     "mbarrier_init", "init_fence", "mbarrier_wait", "expect_tx", "arrive", "tma_load", "tma_store", "bulk_commit",
     "bulk_wait", "bulk_wait_read", "row_copy", "copy_commit", "copy_wait", "convert", "register_read", "shared_read",
     "global_write", "warp_barrier", "tmem_alloc", "tmem_dealloc", "tmem_relinquish", "tcgen05_mma", "tcgen05_commit",
-    "fence_after_sync", "try_cancel", "answer_read",
+    "fence_after_sync", "try_cancel", "answer_read", "count_read", "count_up", "count_reset",
 }  # fmt: skip
 
 
@@ -212,6 +223,8 @@ def _parameters(lowered: LoweredKernel, problem: GemmProblem, kernel: Kernel) ->
             values[name] = problem.m
         elif isinstance(plan, StridePlan):
             values[name] = strides[plan.operand]
+        elif isinstance(plan, WorkspacePlan):
+            values[name] = WORKSPACE_BASE
     return values
 
 

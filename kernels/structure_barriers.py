@@ -86,7 +86,7 @@ class Phases(Check):
         if turns == 1 or slot.ring != "tma2mma":
             return self.waits[slot]
         # Consumers that take turns see every `turns`-th tile: their n-th stage is a later one of the ring.
-        k_blocks, depth = self.facts.walk.trips(self.facts.walk.k_blocks), self.config.pipe_depth
+        k_blocks, depth = self.facts.walk.trips(self.facts.walk.k_blocks, fetches=True), self.config.pipe_depth
         tile, block = divmod(sum(n for place, n in self.waits.items() if place.ring == slot.ring), k_blocks)
         number = (tile * turns + self.trace.warpgroup) * k_blocks + block
         return number // depth if number % depth == slot.number else -1

@@ -81,9 +81,11 @@ def plainest(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
     raster, group = plain_order(config.arch.name, walk.tiles_m, walk.tiles_n, config.raster, config.l2_group_size)
     if isinstance(config, Sm90GemmConfig) and _plays_alone(config, walk):
         config = replace(config, schedule="cooperative", num_consumers=1)
+    if isinstance(config, Sm90GemmConfig) and walk.split is not None and walk.split.most_parts == 1:
+        config = replace(config, scheduler="static")
     plain = replace(
         config,
-        pipe_depth=min(config.pipe_depth, max(_useful_depth(config, walk), walk.waves * walk.k_blocks)),
+        pipe_depth=min(config.pipe_depth, max(_useful_depth(config, walk), walk.stages)),
         epi_stages=1
         if stages_by_threads(problem, config)
         else min(config.epi_stages, epilogue_chunks(config) * walk.waves),
@@ -105,18 +107,19 @@ def _depths(arch: str) -> tuple[int, ...]:
 
 def _useful_depth(config: GemmConfig, walk: Walk) -> int:
     """The fewest stages of the space that hold everything one CTA ever loads, or the most there are."""
-    needed, depths = walk.waves * walk.k_blocks, _depths(config.arch.name)
+    needed, depths = walk.stages, _depths(config.arch.name)
     return depths[min(bisect_left(depths, needed), len(depths) - 1)]
 
 
 def _unused_stages(config: GemmConfig, depth: int, walk: Walk) -> str | None:
     useful = _useful_depth(config, walk)
-    if depth <= max(useful, walk.waves * walk.k_blocks):
+    if depth <= max(useful, walk.stages):
         return None
-    return (
-        f"pipe_depth = {depth}: a CTA loads {walk.waves} x {walk.k_blocks} stages in all, "
-        f"so it runs like pipe_depth = {useful}"
-    )
+    return f"pipe_depth = {depth}: a CTA loads {_loaded(walk)} stages in all, so it runs like pipe_depth = {useful}"
+
+
+def _loaded(walk: Walk) -> str:
+    return f"{walk.waves} x {walk.k_blocks}" if walk.split is None else str(walk.stages)
 
 
 def _unused_buffers(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
@@ -164,7 +167,7 @@ def _bytes_in_flight(config: GemmConfig, depth: int, walk: Walk) -> str | None:
 
     Nor was one with cp_async.
     """
-    if not isinstance(config, Sm90GemmConfig) or config.load != "tma" or depth >= walk.waves * walk.k_blocks:
+    if not isinstance(config, Sm90GemmConfig) or config.load != "tma" or depth >= walk.stages:
         return None
     stage = config.stage_bytes
     in_flight = (depth - 1) * stage
@@ -217,7 +220,7 @@ def _idle_columns(problem: GemmProblem, config: GemmConfig, profile: DeviceProfi
 def _idle_sms(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk: Walk) -> str | None:
     ctas = walk.tiles * config.cluster_size
     narrower = config.blk_n // IDLE_SM_FACTOR // 16 * 16
-    if _swapped(config) or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count:
+    if _swapped(config) or narrower == 0 or ctas * IDLE_SM_FACTOR > profile.sm_count or walk.split is not None:
         return None
     return (
         f"{ctas} CTAs for {profile.sm_count} SMs: blk_n = {narrower} would let about {IDLE_SM_FACTOR} times as many "
@@ -235,6 +238,11 @@ def _form(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile, walk
     unsplit = ceil(walk.tiles / profile.sm_count)
     if config.split_k > 1 and unsplit > MOST_WAVES_TO_SPLIT:
         return f"split_k = {config.split_k}: {walk.tiles} tiles give every SM {unsplit} tiles already"
+    if walk.split is not None and walk.split.most_parts == 1:
+        return (
+            f"scheduler = stream_k: {walk.tiles} tiles fill whole waves of {walk.clusters} clusters, so it runs like "
+            "scheduler = static"
+        )
     if isinstance(config, Sm100GemmConfig) and config.scheduler == "clc" and walk.tiles <= walk.clusters:
         return f"scheduler = clc: {walk.tiles} tiles for {walk.clusters} clusters leave none to take over"
     return None
@@ -249,6 +257,16 @@ def _last_wave(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile,
     )
 
 
+# Those that rest on measurements, by name. tests/soak/filters.py looks at what they drop, and how close to their limits
+# the best configs come.
+MEASURED_FILTERS: dict[str, Check] = {
+    "bytes in flight": lambda problem, config, profile, walk: _bytes_in_flight(config, config.pipe_depth, walk),
+    "idle rows": _idle_rows,
+    "idle columns": _idle_columns,
+    "idle SMs": _idle_sms,
+    "last wave": _last_wave,
+    "form": _form,
+}
 TILE_CHECKS: tuple[Check, ...] = (
     _form,
     _idle_rows,

@@ -65,6 +65,14 @@ def _tiles(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> 
     """Waves and tail: how many tiles each cluster gets, and how much of the last wave and of the edge tiles is idle."""
     walk, (rows, cols) = walk_of(problem, config, profile.sm_count), config.cluster_tile
     last = walk.tiles - (walk.waves - 1) * walk.clusters
+    shared: Json = {}
+    if walk.split is not None:
+        shared = {
+            "shared_tiles": walk.split.shared_tiles,
+            "whole_tiles_of_each_cluster": walk.split.whole_waves,
+            "k_blocks_of_the_busiest_cluster": walk.split.stages,
+            "parts_of_a_tile_at_most": walk.split.most_parts,
+        }
     return {
         "tiles": walk.tiles,
         "clusters": walk.clusters,
@@ -72,11 +80,12 @@ def _tiles(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -> 
         "sms": profile.sm_count,
         "waves": walk.waves,
         "tiles_in_last_wave": last,
-        "idle_in_last_wave": 1 - last / walk.clusters,
+        "idle_in_last_wave": 1 - last / walk.clusters if walk.split is None else 0.0,
         "wave_efficiency": walk.wave_efficiency,
         "rows_in_last_tile": problem.m - (walk.tiles_m - 1) * rows,
         "columns_in_last_tile": problem.n - (walk.tiles_n - 1) * cols,
         "tile_efficiency": problem.m * problem.n / (walk.tiles * rows * cols),
+        **shared,
     }
 
 

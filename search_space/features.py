@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Knobs in the form in which two configs are compared, each scaled so that 1 is a step that matters.
 KNOB_NAMES = (
     "rows", "cols", "blk_k", "depth", "consumers", "pair", "share", "swap_ab", "split_k", "pingpong", "epi_n",
-    "epi_stages", "acc_stages", "l2_group", "along_n", "serpentine",
+    "epi_stages", "acc_stages", "l2_group", "along_n", "serpentine", "stream_k",
 )  # fmt: skip
 TERM_NAMES = (
     "model_us", "compute", "memory", "l2", "latency", "epilogue", "overhead", "waves", "wave_efficiency",
@@ -64,7 +64,7 @@ def features(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
         found.latency_us / time_us,
         found.epilogue_us / time_us,
         found.overhead_us / time_us,
-        log2(walk.waves),
+        log2(walk.stages / walk.k_blocks),
         walk.wave_efficiency,
         found.tile_efficiency,
         log2(found.bytes_in_flight / 1024),
@@ -74,7 +74,7 @@ def features(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) -
         log2(epilogue_chunks(config)),
         resources.smem_bytes / config.arch.smem_bytes,
         resources.threads / 128,
-        config.pipe_depth / (walk.k_blocks * walk.waves),
+        config.pipe_depth / walk.stages,
         log2(config.cta_rows * config.cta_cols),
         1 - walk.clusters * config.cluster_size / profile.sm_count,
     )
@@ -113,4 +113,5 @@ def _knobs(config: GemmConfig) -> tuple[float, ...]:
         0.3 * log2(config.l2_group_size),
         0.5 * float(config.along_n),
         0.5 * float(config.serpentine),
+        2 * float(sm90 is not None and sm90.scheduler == "stream_k"),
     )

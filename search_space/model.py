@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from kernels.errors import ConfigError
-from kernels.problem import ELEMENT_BYTES, Dtype, GemmProblem
+from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, Dtype, GemmProblem
 from search_space.walk import Walk, epilogue_chunks, loaded_rows, stages_by_threads, walk_of
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ REGISTER_STORE_CLOCKS = 8
 # tiles took 5 us at 512x4096x14336.
 EXCHANGE_US = 1.2
 EXCHANGE_BYTES_PER_CLOCK = 8
+# Parts of a tile that meet in the workspace (stream-K), beside their bytes through the SM's port: stores that drain,
+# the counter, the first loads, each a round trip to L2 of 0.5 us. An estimate: nobody has timed it yet.
+PARTS_US = 1.5
 # Stores by threads where TMA cannot store D (N % 8 != 0): a warp stores rows one after the other, a sector each clock
 # and one more for a row that starts within a sector.
 SECTOR_CLOCKS = 1
@@ -97,7 +100,8 @@ SECTOR_CLOCKS = 1
 COPY_STEP_SLOTS = 39
 # With cp_async each stage waits for a load of its own (*): 12 stages of 64 columns took 9.82 us and 6 of 128 took
 # 6.57 us (1x705x705, otherwise equal), which is 0.54 us a stage whatever its size. What the depth of the ring should
-# hide, the proxy fence before each hand-over probably waits for.
+# hide is lost somewhere; not at the proxy fence before each hand-over, which waits for no copies under way: with one a
+# step took 81 clocks, less than a round trip to L2 (a loop of copies six steps ahead, H200).
 COPY_STAGE_US = 0.54
 # Tensor memory delivers 32 bits to each of 128 lanes a clock (16 TB/s over 148 SMs, Blackwell architecture brief).
 TMEM_COLUMNS_PER_CLOCK = 1
@@ -167,7 +171,7 @@ def stage_times(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile
     """The pieces of `predict`, for whoever draws them."""
     walk = walk_of(problem, config, profile.sm_count)
     clocks_per_us = float(profile.clock_mhz)
-    stages = walk.waves * walk.k_blocks
+    stages = walk.stages
     memory_us = _dram_bytes(problem, config, profile, walk) / (profile.bandwidth_bytes_per_s * BANDWIDTH_SHARE) * 1e6
     memory_us *= _memory_factor(config)
     compute = _compute_clocks(problem, config) / clocks_per_us
@@ -189,25 +193,27 @@ def predict(problem: GemmProblem, config: GemmConfig, profile: DeviceProfile) ->
     if config.arch.name != profile.arch.name:
         raise ConfigError(f"config for {config.arch.name}, {profile.name} runs {profile.arch.name}", knob="arch")
     walk = walk_of(problem, config, profile.sm_count)
-    stages = walk.waves * walk.k_blocks
+    stages = walk.stages
     arriving, requested = _stage_traffic(problem, config)
     dram_bytes = _dram_bytes(problem, config, profile, walk)
     one = stage_times(problem, config, profile)
     tile_us = _tile_us(config, walk, one.compute_us, one.load_us, one.epilogue_us)
+    parts_us = _parts_us(config, walk, profile.clock_mhz)
     overhead_us = LAUNCH_US + LOAD_LATENCY_US + one.port_us + LOAD_LATENCY_US
     last_us = walk.k_blocks * max(one.compute_us, one.load_us)
+    between_us = (walk.waves - 1) * (tile_us - last_us)  # what epilogues of all tiles but the last add
     rows, cols = config.cluster_tile
     terms = {"compute": one.compute_us, "memory": one.memory_us, "l2": one.port_us, "latency": one.latency_us}
     if _hides_latency(config, stages):
         del terms["latency"]
     return Prediction(
-        time_us=overhead_us + (walk.waves - 1) * tile_us + last_us + one.epilogue_us,
+        time_us=overhead_us + _mainloops_us(walk, one, tile_us, last_us) + one.epilogue_us + parts_us,
         bound=max(terms, key=lambda name: terms[name]),
         compute_us=one.compute_us * stages,
         memory_us=one.memory_us * stages,
         l2_us=one.port_us * stages,
         latency_us=one.latency_us * stages,
-        epilogue_us=(walk.waves - 1) * (tile_us - last_us) + one.epilogue_us,
+        epilogue_us=between_us + one.epilogue_us + parts_us,
         overhead_us=overhead_us,
         tiles=walk.tiles,
         clusters=walk.clusters,
@@ -327,6 +333,23 @@ def _exchange_us(config: GemmConfig, clocks_per_us: float) -> float:
     if config.split_k == 1:
         return 0.0
     return EXCHANGE_US + config.exchange_bytes / EXCHANGE_BYTES_PER_CLOCK / clocks_per_us
+
+
+def _mainloops_us(walk: Walk, one: StageTimes, tile_us: float, last_us: float) -> float:
+    """Time of the busiest CTA without its last epilogue: stream-K shortens it to its share of the last waves."""
+    if walk.split is None:
+        return (walk.waves - 1) * tile_us + last_us
+    stages = walk.stages * max(one.compute_us, one.load_us)
+    return stages + (walk.waves - 1) * (tile_us - last_us)
+
+
+def _parts_us(config: GemmConfig, walk: Walk, clock_mhz: int) -> float:
+    """Time for the parts of a shared tile to meet: one is written, and the others are read by whoever comes last."""
+    if walk.split is None or (parts := walk.split.most_parts) == 1:
+        return 0.0
+    part_bytes = FLOAT_BYTES * config.num_consumers * config.blk_m * config.blk_n
+    read = 1 if walk.split.at_most_two_parts else parts
+    return PARTS_US + (1 + read) * part_bytes / SM_PORT_BYTES_PER_CLOCK / clock_mhz
 
 
 def _tile_us(config: GemmConfig, walk: Walk, compute: float, load: float, epilogue: float) -> float:

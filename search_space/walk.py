@@ -8,6 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from kernels.stream_k import StreamK
 from search_space.space import choices
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ class Walk:
     tiles_m: cluster tiles along M
     tiles_n: cluster tiles along N
     clusters: clusters launched
-    waves: tiles that the busiest cluster computes
+    waves: tiles that the busiest cluster computes; with stream-K, tiles that it computes whole or pieces of
     k_blocks: stages that one CTA consumes for a tile, at most
+    split: how stream-K shares tiles out, if it does
     """
 
     tiles_m: int
@@ -32,6 +34,12 @@ class Walk:
     clusters: int
     waves: int
     k_blocks: int
+    split: StreamK | None = None
+
+    @property
+    def stages(self) -> int:
+        """Stages that the busiest CTA consumes in all."""
+        return self.waves * self.k_blocks if self.split is None else self.split.stages
 
     @property
     def tiles(self) -> int:
@@ -41,6 +49,8 @@ class Walk:
     @property
     def wave_efficiency(self) -> float:
         """Share of the launched clusters' time that has a tile to work on."""
+        if self.split is not None:
+            return self.tiles * self.k_blocks / (self.stages * self.clusters)
         return self.tiles / (self.waves * self.clusters)
 
 
@@ -48,12 +58,16 @@ def walk_of(problem: GemmProblem, config: GemmConfig, sm_count: int) -> Walk:
     """Needs a device that holds at least one cluster of the config."""
     tiles_m, tiles_n = config.cluster_tiles(problem)
     clusters = config.clusters(problem, sm_count)
+    split = None
+    if isinstance(config, Sm90GemmConfig) and config.scheduler == "stream_k":
+        split = StreamK(tiles=tiles_m * tiles_n, k_blocks=config.k_blocks(problem), clusters=clusters)
     return Walk(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
         clusters=clusters,
         waves=ceil(tiles_m * tiles_n / clusters),
         k_blocks=config.cta_k_blocks(problem),
+        split=split,
     )
 
 

@@ -12,8 +12,11 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "payload.h"
 
@@ -51,11 +54,16 @@ void Resolve(void* library, const char* name, Function* out) {
   }
 }
 
-Driver LoadDriver() {
+void* OpenDriver() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     TVM_FFI_THROW(RuntimeError) << "no CUDA driver on this machine (libcuda.so.1 not found): install the NVIDIA driver";
   }
+  return library;
+}
+
+Driver LoadDriver() {
+  void* library = OpenDriver();
   Driver d{};
   Resolve(library, "cuInit", &d.init);
   Resolve(library, "cuGetErrorName", &d.error_name);
@@ -296,6 +304,169 @@ class ContextGuard {
   bool pushed_ = false;
 };
 
+// ------------------------------------------------------------------------------------------------ workspace
+
+// What only kernels with a workspace need of the driver. The capture query is that of CUDA 12, whose name a newer header
+// gives to a function with one argument more.
+struct WorkspaceDriver {
+  CUresult (*capture_info)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
+  CUresult (*stream_id)(CUstream, unsigned long long*);
+  decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode;
+  CUresult (*allocate)(CUdeviceptr*, size_t);
+  decltype(&cuStreamCreate) stream_create;
+  decltype(&cuStreamSynchronize) stream_synchronize;
+  CUresult (*stream_destroy)(CUstream);
+  decltype(&cuUserObjectCreate) user_object_create;
+  decltype(&cuGraphRetainUserObject) graph_retain;
+};
+
+WorkspaceDriver LoadWorkspaceDriver() {
+  void* library = OpenDriver();
+  WorkspaceDriver d{};
+  Resolve(library, "cuStreamGetCaptureInfo_v2", &d.capture_info);
+  Resolve(library, "cuStreamGetId", &d.stream_id);
+  Resolve(library, "cuThreadExchangeStreamCaptureMode", &d.exchange_capture_mode);
+  Resolve(library, "cuMemAlloc_v2", &d.allocate);
+  Resolve(library, "cuStreamCreate", &d.stream_create);
+  Resolve(library, "cuStreamSynchronize", &d.stream_synchronize);
+  Resolve(library, "cuStreamDestroy_v2", &d.stream_destroy);
+  Resolve(library, "cuUserObjectCreate", &d.user_object_create);
+  Resolve(library, "cuGraphRetainUserObject", &d.graph_retain);
+  return d;
+}
+
+const WorkspaceDriver& workspace_driver() {
+  static const WorkspaceDriver instance = LoadWorkspaceDriver();
+  return instance;
+}
+
+// While it lives, this thread may do what is unsafe while some stream is being captured, such as to allocate.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { Check(workspace_driver().exchange_capture_mode(&mode_), "relaxing the capture of a graph"); }
+  ~RelaxedCapture() { workspace_driver().exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// New device memory, all zero, when this returns.
+CUdeviceptr ZeroedMemory(size_t bytes) {
+  const WorkspaceDriver& d = workspace_driver();
+  RelaxedCapture relaxed;
+  CUdeviceptr memory = 0;
+  Check(d.allocate(&memory, bytes), "allocating the workspace");
+  CUstream stream = nullptr;  // of its own: the caller's may be under capture
+  Check(d.stream_create(&stream, CU_STREAM_NON_BLOCKING), "creating a stream");
+  Check(driver().memset_all(memory, 0, bytes, stream), "clearing the workspace");
+  Check(d.stream_synchronize(stream), "clearing the workspace");
+  Check(d.stream_destroy(stream), "destroying a stream");
+  return memory;
+}
+
+// Who may use a workspace: launches that follow one another. Those of one stream do, by its id, which is never used again;
+// and those of one stream within one capture, by the capture's id and the stream's handle: the id of a stream that is
+// being captured cannot be read (cuStreamGetId fails and ends the capture, driver 580.159).
+using Owner = std::tuple<bool, cuuint64_t, unsigned long long>;  // whether captured, capture, stream
+
+Owner OwnerOf(CUstream stream, CUgraph* graph) {
+  const WorkspaceDriver& d = workspace_driver();
+  RelaxedCapture relaxed;  // another thread may be capturing another stream
+  CUstreamCaptureStatus status;
+  cuuint64_t capture = 0;
+  Check(d.capture_info(stream, &status, &capture, graph, nullptr, nullptr), "asking whether the stream is captured");
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) return {true, capture, reinterpret_cast<uintptr_t>(stream)};
+  unsigned long long id = 0;
+  Check(d.stream_id(stream, &id), "reading the stream's id");
+  return {false, 0, id};
+}
+
+// The workspaces of one device. A kernel finds zeros where it needs them and leaves zeros, so memory goes from owner to
+// owner as it is. It is kept for as long as the process lives.
+class Workspaces {
+ public:
+  CUdeviceptr Of(CUstream stream) {
+    CUgraph graph = nullptr;
+    const Owner owner = OwnerOf(stream, &graph);
+    if (const CUdeviceptr memory = Find(owner)) return memory;
+    CUdeviceptr memory = TakeSpare();
+    if (memory == 0) memory = ZeroedMemory(gemm_payload.workspace_bytes);
+    const CUdeviceptr kept = Keep(owner, memory);
+    if (std::get<0>(owner) && kept == memory) GiveBackWith(graph, owner);
+    return kept;
+  }
+
+ private:
+  struct Loan {
+    Workspaces* lender;
+    Owner owner;
+  };
+
+  CUdeviceptr Find(const Owner& owner) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto place = of_owner_.find(owner);
+    return place == of_owner_.end() ? 0 : place->second;
+  }
+
+  CUdeviceptr TakeSpare() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (spare_.empty()) return 0;
+    const CUdeviceptr memory = spare_.back();
+    spare_.pop_back();
+    return memory;
+  }
+
+  // Another thread may have been quicker for the same stream.
+  CUdeviceptr Keep(const Owner& owner, CUdeviceptr memory) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto [place, added] = of_owner_.emplace(owner, memory);
+    if (!added) spare_.push_back(memory);
+    return place->second;
+  }
+
+  // When the graph and all that was instantiated from it are gone, and have run to their end.
+  void GiveBackWith(CUgraph graph, const Owner& owner) {
+    StayLoaded();
+    CUuserObject object;
+    Check(workspace_driver().user_object_create(&object, new Loan{this, owner}, &Workspaces::GiveBack, 1,
+                                                CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+          "tying the workspace to the graph");
+    Check(workspace_driver().graph_retain(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE), "tying the workspace to the graph");
+  }
+
+  // Called by the driver, which allows no calls to it here.
+  static void CUDA_CB GiveBack(void* loan) {
+    const auto* lent = static_cast<Loan*>(loan);
+    Workspaces& lender = *lent->lender;
+    {
+      std::lock_guard<std::mutex> lock(lender.mutex_);
+      const auto place = lender.of_owner_.find(lent->owner);
+      lender.spare_.push_back(place->second);
+      lender.of_owner_.erase(place);
+    }
+    delete lent;
+  }
+
+  // A graph may outlive every reference to this module, and calls GiveBack when it goes.
+  static void StayLoaded() {
+    Dl_info self;
+    static const bool done = dladdr(reinterpret_cast<void*>(&Workspaces::GiveBack), &self) != 0 &&
+                             dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE) != nullptr;
+    if (!done) TVM_FFI_THROW(RuntimeError) << "cannot keep this module loaded for the graph that is being captured";
+  }
+
+  std::mutex mutex_;
+  std::map<Owner, CUdeviceptr> of_owner_;
+  std::vector<CUdeviceptr> spare_;
+};
+
+Workspaces& WorkspacesOf(int ordinal) {
+  static auto* const instances = new std::array<Workspaces, kMaxDevices>;  // graphs may be destroyed after statics
+  return (*instances)[static_cast<size_t>(ordinal)];
+}
+
 // ------------------------------------------------------------------------------------------------ launch
 
 // row_bytes: distance of rows, 0 for that of the plan; rows: of the operand in the call.
@@ -317,8 +488,9 @@ void Encode(const GemmParameter& plan, char* address, int64_t row_bytes, int64_t
         "describing an operand to the copy engine");
 }
 
-void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
+void Launch(const std::array<TensorView, 3>& operands, CUstream stream, int ordinal) {
   const GemmPayload& p = gemm_payload;
+  CUdeviceptr workspace = p.workspace_bytes == 0 ? 0 : WorkspacesOf(ordinal).Of(stream);
   std::array<char*, 3> addresses;
   alignas(64) std::array<CUtensorMap, GEMM_MAX_PARAMETERS> maps;
   std::array<int32_t, 3> strides;
@@ -335,6 +507,8 @@ void Launch(const std::array<TensorView, 3>& operands, CUstream stream) {
       arguments[i] = &maps[i];
     } else if (parameter.kind == GEMM_ROWS) {
       arguments[i] = &rows;
+    } else if (parameter.kind == GEMM_WORKSPACE) {
+      arguments[i] = &workspace;
     } else if (parameter.kind == GEMM_STRIDE) {
       strides[operand] = static_cast<int32_t>(RowBytes(operands[operand]) / kElementBytes);
       arguments[i] = &strides[operand];
@@ -374,7 +548,7 @@ void Gemm(TensorView a, TensorView b, TensorView d) {
   if (extents.k == 0) {
     Clear(d, stream);
   } else {
-    Launch({a, b, d}, stream);
+    Launch({a, b, d}, stream, ordinal);
   }
 }
 

@@ -12,10 +12,16 @@ extern "C" {
 #endif
 
 enum GemmOperand { GEMM_A = 0, GEMM_B = 1, GEMM_D = 2 };
-enum GemmParameterKind { GEMM_TENSOR_MAP = 0, GEMM_POINTER = 1, GEMM_STRIDE = 2, GEMM_ROWS = 3 };
+enum GemmParameterKind {
+  GEMM_TENSOR_MAP = 0,
+  GEMM_POINTER = 1,
+  GEMM_STRIDE = 2,
+  GEMM_ROWS = 3,
+  GEMM_WORKSPACE = 4,
+};
 
 // One kernel parameter: a tensor map over an operand (the fields of cuTensorMapEncodeTiled), the operand's address,
-// the distance of two of its rows in elements, as an int32, or M, as an int32.
+// the distance of two of its rows in elements, as an int32, M, as an int32, or the address of the workspace.
 struct GemmParameter {
   int32_t kind;
   int32_t operand;
@@ -47,6 +53,7 @@ struct GemmPayload {
   uint32_t threads;
   uint32_t cluster[3];
   uint32_t smem_bytes;
+  uint64_t workspace_bytes;  // device memory that a launch needs beside its operands
   int32_t contiguous[3];  // whether A, B, D must be: the kernel knows their row stride
   int32_t alignment[3];   // bytes: of the start of A, B, D and of the distance of their rows
   int32_t parameter_count;

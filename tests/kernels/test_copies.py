@@ -107,7 +107,7 @@ def run_warp(kernel: Kernel, warp: int, machine: Machine, walk: Walk, parameters
 
     def run(index: int) -> None:
         try:
-            lane = Lane(kernel, index, 0, walk, dict(parameters))
+            lane = Lane(kernel, index, 0, 1, walk, dict(parameters))
             lane.begin(machine)
             lane.run(kernel.body)
         except threading.BrokenBarrierError:

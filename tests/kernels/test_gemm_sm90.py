@@ -58,7 +58,7 @@ def module_path(module: CompiledKernel, tmp_path_factory: pytest.TempPathFactory
     "change",
     [{"pipe_depth": 3}, {"cta_group": 1}, {"num_consumers": 1}, {"blk_m": 128}, {"blk_n": 64}, {"blk_k": 32},
      {"l2_group_size": 4}, {"raster": "n"}, {"raster": "m-serpentine"}, {"raster": "n-serpentine"}, {"epi_n": 64},
-     {"epi_stages": 3}, {"share": "A"}, {"cta_group": 1, "split_k": 2},
+     {"epi_stages": 3}, {"share": "A"}, {"cta_group": 1, "split_k": 2}, {"scheduler": "stream_k"},
      {"swap_ab": True, "epi_n": 8, "epi_stages": 1}],
     ids=lambda change: "-".join(f"{name}-{value}" for name, value in change.items()),
 )  # fmt: skip

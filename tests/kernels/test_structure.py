@@ -62,6 +62,14 @@ SPLIT = sm90(GemmProblem(m=128, n=96, k=448), split_k=3, num_consumers=1, blk_n=
 PINGPONG = sm90(
     GemmProblem(m=512, n=192, k=200), schedule="pingpong", num_consumers=2, blk_n=48, epi_n=16, blk_k=32, pipe_depth=3
 )
+STREAM_K = sm90(
+    GemmProblem(m=132 * 64 + 40, n=96, k=200), scheduler="stream_k", num_consumers=1, blk_n=48, epi_n=16, blk_k=32,
+    pipe_depth=2,
+)  # fmt: skip
+# fewer tiles than clusters
+STREAM_K_MANY = sm90(
+    GemmProblem(m=128, n=96, k=4096), scheduler="stream_k", num_consumers=1, blk_n=48, epi_n=16, blk_k=64, pipe_depth=2
+)
 COPYING = sm90(
     GemmProblem(m=512, n=95, k=201), load="cp_async", num_consumers=1, blk_n=32, epi_n=16, epi_stages=1, pipe_depth=4
 )
@@ -94,6 +102,20 @@ CLEAN = (
     sm90(GemmProblem(m=128, n=256, k=7168), split_k=8, num_consumers=1, blk_n=64, epi_n=16, pipe_depth=6),
     sm90(GemmProblem(m=512, n=512, k=4096), split_k=2, num_consumers=2, blk_n=256, epi_stages=1, pipe_depth=3),
     SPLIT,
+    STREAM_K,
+    STREAM_K_MANY,
+    sm90(GemmProblem(m=3000, n=2000, k=520), scheduler="stream_k", cta_group=2, share="A", blk_n=128, epi_n=32),
+    sm90(GemmProblem(m=9000, n=333, k=200), scheduler="stream_k", num_consumers=2, blk_n=96, epi_n=96, epi_stages=1),
+    sm90(
+        GemmProblem(m=16, n=7168, k=4096),
+        scheduler="stream_k",
+        swap_ab=True,
+        num_consumers=1,
+        blk_n=16,
+        epi_n=8,
+        epi_stages=1,
+        blk_k=128,
+    ),
     PINGPONG,
     sm90(RAGGED, schedule="pingpong", cta_group=2, share="A", blk_m=64, blk_n=64, epi_n=32, pipe_depth=4),
     COPYING,
@@ -187,6 +209,12 @@ SPLIT_FAULTS: dict[str, str | None] = {
     "early_sum_release": "sum release",
 }
 PINGPONG_FAULTS: dict[str, str | None] = {"no_turn": "turn"}
+STREAM_K_FAULTS: dict[str, str | None] = {
+    "no_part_count": "part count",
+    "no_part_fence": "part fence",
+    "no_part_barrier": "part count",
+    "no_count_reset": "count reset",
+}
 COPY_FAULTS: dict[str, str | None] = {
     "no_copy_wait": "copy wait",
     "no_copy_barrier": "copy wait",
@@ -246,6 +274,8 @@ FAULTY = tuple(
         (PINGPONG, HOPPER_TWO_FAULTS),
         (SPLIT, SPLIT_FAULTS),
         (PINGPONG, PINGPONG_FAULTS),
+        (STREAM_K, STREAM_K_FAULTS),
+        (STREAM_K_MANY, STREAM_K_FAULTS),
         (COPYING, COPY_FAULTS),
         (COPYING, MASKED_FAULTS),
         (BLACKWELL, BLACKWELL_FAULTS),
@@ -315,6 +345,7 @@ def test_tables_cover_every_fault_of_both_templates() -> None:
     assert set(SPLIT_FAULTS) == set(gemm_sm90.SPLIT_FAULTS)
     assert set(PINGPONG_FAULTS) == set(gemm_sm90.PINGPONG_FAULTS)
     assert set(COPY_FAULTS) == set(gemm_sm90.COPY_FAULTS)
+    assert set(STREAM_K_FAULTS) == set(gemm_sm90.STREAM_K_FAULTS)
     assert set(BLACKWELL_FAULTS | BLACKWELL_TWO_FAULTS) == set(gemm_sm100.FAULTS)
     assert set(SPLIT_FAULTS) == set(gemm_sm100.SPLIT_FAULTS)
     assert set(CLC_FAULTS) == set(gemm_sm100.CLC_FAULTS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
 from kernels.config import Sm90GemmConfig
-from kernels.gemm_sm90 import COPY_FAULTS, FAULTS, PINGPONG_FAULTS, SPLIT_FAULTS
+from kernels.gemm_sm90 import COPY_FAULTS, FAULTS, PINGPONG_FAULTS, SPLIT_FAULTS, STREAM_K_FAULTS
 from kernels.problem import Dtype, GemmProblem
 from kernels.stress import stress_builds
 
@@ -79,6 +79,12 @@ COPYING = Setup(
     problem=GemmProblem(m=4096, n=2048, k=4095, dtype=Dtype.FP16),
     config=Sm90GemmConfig(load="cp_async", num_consumers=1, blk_m=128, blk_n=128, blk_k=64, pipe_depth=5),
 )
+# 160 tiles for 132 CTAs: each computes 1.2 tiles' worth, and most tiles have two parts.
+STREAM_K = Setup(
+    name="stream_k",
+    problem=GemmProblem(m=2048, n=2560, k=4096, dtype=Dtype.FP16),
+    config=Sm90GemmConfig(scheduler="stream_k", num_consumers=2, blk_n=256, blk_k=64, pipe_depth=4),
+)
 COST = Setup(name="cost", problem=GemmProblem(m=4096, n=4096, k=4096), config=Sm90GemmConfig())
 # Bugs that leave somebody waiting for ever, at the first launch: their stress builds would only hang again.
 HANGING = frozenset({"producer_phase", "arrive_count", "expect_tx", "half_multicast", "register_pool"})
@@ -88,7 +94,13 @@ def rows_of(faults: Iterable[str]) -> list[Row]:
     """The healthy kernel of each setup that is needed, before its bugs."""
     rows = [Row(fault="", setup=FIRST)]
     wanted = set(faults)
-    for setup, planted in ((FIRST, FAULTS), (SPLIT, SPLIT_FAULTS), (PINGPONG, PINGPONG_FAULTS), (COPYING, COPY_FAULTS)):
+    for setup, planted in (
+        (FIRST, FAULTS),
+        (SPLIT, SPLIT_FAULTS),
+        (PINGPONG, PINGPONG_FAULTS),
+        (COPYING, COPY_FAULTS),
+        (STREAM_K, STREAM_K_FAULTS),
+    ):
         bugs = [fault for fault in planted if fault in wanted]
         if bugs and setup != FIRST:
             rows.append(Row(fault="", setup=setup))
