@@ -19,9 +19,9 @@ from kernels.problem import Dtype, GemmProblem, Layout
 from kernels.rules import violation
 from search_space.features import features
 from search_space.request import Mode
+from search_space.samplers import LEARNED
 from search_space.starting import Tuned, starting_configs
 from tuner.search.cost_model import CostModel, Sample, is_available
-from tuner.search.samplers import LEARNED
 from tuner.store import write
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from search_space.features import features
+from search_space.samplers import SAMPLERS
 from search_space.starting import SOURCES, Tuned, starting_configs
 from tuner.records import Outcome
-from tuner.search.sampler import SAMPLERS, ConfigSampler
+from tuner.search.sampler import ConfigSampler
 from tuner.search.searched import SearchedSpace
 
 if TYPE_CHECKING:
@@ -81,11 +82,13 @@ class ReplayOptions:
     trials: candidates that count
     in_flight: D of the same-seed rule
     compile_processes: compiles at a time
+    stop_early: end when the sampler expects to gain less than the noise
     """
 
     trials: int = 48
     in_flight: int = 8
     compile_processes: int = 16
+    stop_early: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +182,8 @@ def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions
     while len(best_us) < options.trials and number < NUMBERS_PER_TRIAL * options.trials:
         config = starting[number] if number < len(starting) else sampler.ask(number)
         if config is None:  # every config was asked
+            break
+        if options.stop_early and sampler.is_settled:
             break
         time_us = arena.times_us.get(config)
         done_s = clock.run(number, config, time_us, best_us[-1] if best_us else None)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from api.deps import Db, StudyId
 from api.pages.jobs import curve
-from api.pages.knob_effects import FEWEST_TRIALS, effects, pair
+from search_space.knob_effects import FEWEST_TRIALS, effects, pair
 from api.pages.replies import page
 from api.pages.route import PageRoute
 from api.pages.words import ratio_of

@@ -91,6 +91,8 @@ def _new_study(
             budget=budget,
             protocol=protocol,
             seed=body.seed,
+            sampler=body.sampler.value,
+            stop_early=body.stops_early,
         )
     except InvalidRequest as error:
         raise RequestError(f"{prefix}{error.field}: {error}", hint="see /openapi.json for types and ranges") from error

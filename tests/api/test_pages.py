@@ -14,7 +14,7 @@ import pytest
 
 from api.access import COOKIE
 from api.app import create_app
-from api.pages.knob_effects import effects, pair
+from search_space.knob_effects import effects, pair
 from api.pages.presets import MODELS, shapes_of
 from api.pages.replies import STATIC, static_url, with_query
 from api.pages.static_files import FILES

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 MODEL_FREE = ("random", "brute")
 OPTUNA = ("tpe", "gp", "cmaes")
-LEARNED = "learned"
-KINDS = (*OPTUNA, LEARNED, *MODEL_FREE)
 
 WHOLE = 1500  # configs of a space that is looked at whole
 MODEL_PICKS = 300  # of a larger one: what the performance model likes best among all tiles, ...
