@@ -144,14 +144,22 @@ class JobIn(Strict):
     sampler: SamplerName = SamplerName(DEFAULT_SAMPLER)
     """Who chooses the next config; `gp` and `cmaes` need the tuner's extra `search`."""
     stop_early: Annotated[bool, Field(strict=True)] | None = None
-    """End a study before its budget is used, when another trial is expected to gain less than the noise; only `learned`
-    can tell. Without a value: yes, unless `budget.trials` is given."""
+    """End a study before its budget is used, when weight times the expected gain of another trial is not worth it; only
+    `learned` can tell. Without a value: yes, unless `budget.trials` is given."""
     seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] = 0
     """Same seed, same measurements: same winner."""
     priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Studies of a job with a higher one are begun first; among equals the older job."""
     force: Annotated[bool, Field(strict=True)] = False
     """Tune again although a finished study answers the request."""
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> Self:
+        if self.stop_early and self.sampler != LEARNED:
+            raise ValueError(
+                f"stop_early needs sampler {LEARNED}: {self.sampler} does not tell what it expects to gain"
+            )
+        return self
 
     @property
     def stops_early(self) -> bool:

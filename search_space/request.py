@@ -271,8 +271,8 @@ class TuneRequest:
     seed: seed of the sampler; equal seeds and measurements give equal winners
     sampler: one of `search_space.samplers.SAMPLERS`
     in_flight: trials asked ahead of the last told one; fixed for a study so that any engine repeats it
-    stop_early: end before the budget is used, when another trial is expected to gain less than the noise; only the
-        sampler "learned" can tell
+    stop_gain: end before the budget is used, when another trial is expected to gain less than this share of the best
+        time; 0 to use the whole budget. Only the sampler "learned" can tell
     """
 
     problem: GemmProblem
@@ -284,7 +284,7 @@ class TuneRequest:
     seed: int = 0
     sampler: str = DEFAULT_SAMPLER
     in_flight: int = 8
-    stop_early: bool = False
+    stop_gain: float = 0.0
 
     def __post_init__(self) -> None:
         arch, device = resolve_target(self.arch, self.device)
@@ -301,12 +301,11 @@ class TuneRequest:
         self._check_problem()
 
     def _check_stop(self) -> None:
-        if not isinstance(self.stop_early, bool):
-            raise RequestError(f"stop_early must be true or false, got {self.stop_early!r}", field="stop_early")
-        if self.stop_early and self.sampler != LEARNED:
+        object.__setattr__(self, "stop_gain", _number(self.stop_gain, "stop_gain", high=1.0))
+        if self.stop_gain and self.sampler != LEARNED:
             raise RequestError(
-                f"stop_early needs the sampler {LEARNED!r}: {self.sampler!r} does not tell what it expects to gain",
-                field="stop_early",
+                f"stop_gain needs the sampler {LEARNED!r}: {self.sampler!r} does not tell what it expects to gain",
+                field="stop_gain",
             )
 
     def _check_problem(self) -> None:
@@ -346,7 +345,7 @@ class TuneRequest:
             "sampler": self.sampler,
             "in_flight": self.in_flight,
             # Only where it is on: the keys of studies from before there was a choice stay what they were.
-            **({"stop_early": True} if self.stop_early else {}),
+            **({"stop_gain": self.stop_gain} if self.stop_gain else {}),
         }
 
     @classmethod

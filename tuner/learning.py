@@ -73,6 +73,8 @@ def begin_search(
     starting = starting_configs(request.problem, profile, tuned=list(_tuned(winners)))
     model = None
     if request.sampler == LEARNED and request.mode is Mode.MEASURE:
+        if not is_available():
+            log.warning("LightGBM is not installed (extra search): nothing is learned from other studies' times")
         model = _newest_model(database, device)
     search = {
         "starting": [config.to_dict() for config in starting],

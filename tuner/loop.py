@@ -29,7 +29,7 @@ from tuner.engine.base import (
 from tuner.modules import with_modules
 from tuner.progress import Progress, StudyResult, vendor_ratio
 from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
-from tuner.search.sampler import WORTH_A_TRIAL, ConfigSampler, tried_first
+from tuner.search.sampler import ConfigSampler, tried_first
 from tuner.search.searched import SearchedSpace
 from tuner.search_phase import SearchLimits, SearchPhase
 
@@ -264,10 +264,10 @@ class _Run:
         counted, asked = sum(trial.counts_against_budget for trial in trials), self._request.budget.trials
         if counted >= asked:
             return ""
-        if self._search is not None and self._search.last_gain is not None:
+        if self._search is not None and (gain := self._search.last_gain) is not None:
             return (
-                f"{counted} of {asked} trials: another one was expected to gain {self._search.last_gain:.2%}, less than "
-                f"the noise ({WORTH_A_TRIAL:.2%}), so {asked - counted} were saved"
+                f"{counted} of {asked} trials: another one was expected to gain {gain:.2%}, and is worth its while from "
+                f"{self._request.stop_gain:.2%} on: {asked - counted} were saved"
             )
         return f"{counted} of {asked} trials: every config worth asking about was tried, or too many failed"
 

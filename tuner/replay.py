@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
@@ -82,13 +83,13 @@ class ReplayOptions:
     trials: candidates that count
     in_flight: D of the same-seed rule
     compile_processes: compiles at a time
-    stop_early: end when the sampler expects to gain less than the noise
+    stop_gain: end when the sampler expects to gain less than this share of the best time
     """
 
     trials: int = 48
     in_flight: int = 8
     compile_processes: int = 16
-    stop_early: bool = False
+    stop_gain: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,10 +146,17 @@ class Arena:
             wanted = starting_configs(
                 landscape.problem, landscape.profile, sources=sources, tuned=self._tuned, blind=True
             )
-            self._starts[sources] = self._nearest(wanted)
+            self._starts[sources] = self.nearest(wanted)
         return self._starts[sources]
 
-    def _nearest(self, wanted: Sequence[GemmConfig]) -> tuple[GemmConfig, ...]:
+    def without_model(self) -> Arena:
+        """The same landscape where nothing was learned before."""
+        other = copy(self)
+        other.model = None
+        return other
+
+    def nearest(self, wanted: Sequence[GemmConfig]) -> tuple[GemmConfig, ...]:
+        """Each config where the landscape holds it, else the one of the landscape that is nearest; each once."""
         found: dict[GemmConfig, None] = {}
         for config in wanted:
             nearest = min(self.configs, key=lambda one: (self.space.distance(config, one), one.key))
@@ -183,7 +191,7 @@ def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions
         config = starting[number] if number < len(starting) else sampler.ask(number)
         if config is None:  # every config was asked
             break
-        if options.stop_early and sampler.is_settled:
+        if sampler.expects_less(options.stop_gain):
             break
         time_us = arena.times_us.get(config)
         done_s = clock.run(number, config, time_us, best_us[-1] if best_us else None)

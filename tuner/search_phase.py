@@ -171,7 +171,7 @@ class SearchPhase:
                 if config is None:
                     self._exhausted = True
                     return
-                if self._request.stop_early and self._sampler.is_settled:
+                if self._sampler.expects_less(self._request.stop_gain):
                     self.last_gain = self._sampler.gain
                     return
                 self._start(self._next, config)

@@ -11,7 +11,7 @@ import pytest
 from api.schemas import SamplerName
 from api.services.jobs import time_left_s
 from db import queries
-from search_space.samplers import SAMPLERS
+from search_space.samplers import SAMPLERS, WORTH_A_TRIAL
 from tests.api.conftest import H200_ENVIRONMENT, Service, job_body
 
 
@@ -311,11 +311,11 @@ def test_sampler_and_early_stop_reach_the_study(service: Service) -> None:
     def request(**fields: Any) -> Any:
         return service.study(service.submit(problems=[problem], **fields)["studies"][0]["id"]).request
 
-    assert (request(sampler="cmaes")["sampler"], "stop_early" in request(sampler="cmaes")) == ("cmaes", False)
-    assert request(sampler="learned")["stop_early"] is True
-    assert "stop_early" not in request(sampler="learned", budget={"trials": 12})
-    assert request(sampler="learned", budget={"trials": 12}, stop_early=True)["stop_early"] is True
-    assert "stop_early" not in request(sampler="learned", stop_early=False)
+    assert (request(sampler="cmaes")["sampler"], "stop_gain" in request(sampler="cmaes")) == ("cmaes", False)
+    assert request(sampler="learned")["stop_gain"] == WORTH_A_TRIAL
+    assert "stop_gain" not in request(sampler="learned", budget={"trials": 12})
+    assert request(sampler="learned", budget={"trials": 12}, stop_early=True)["stop_gain"] == WORTH_A_TRIAL
+    assert "stop_gain" not in request(sampler="learned", stop_early=False)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +333,16 @@ def test_impossible_sampler_is_refused_with_what_can_be_used(
     assert answer.status_code == 422
     assert words in answer.json()["detail"]
     assert next(reversed(fields)) in answer.json()["detail"]
+
+
+def test_problem_that_matters_more_may_go_on_for_a_smaller_gain(service: Service) -> None:
+    """All studies of a job end at the same weight times gain; one of almost no weight is searched all the same."""
+    problems = [{"m": m, "n": 512, "k": 512, "weight": weight} for m, weight in ((64, 3.0), (128, 1.0), (256, 0.001))]
+    job = service.submit(problems=problems, sampler="learned")
+    gains = [service.study(study["id"]).request["stop_gain"] for study in job["studies"]]
+    mean = sum(problem["weight"] for problem in problems) / 3
+    assert gains[:2] == [pytest.approx(WORTH_A_TRIAL * mean / 3, rel=0.1), pytest.approx(WORTH_A_TRIAL * mean, rel=0.1)]
+    assert gains[2] == 4 * WORTH_A_TRIAL
 
 
 def test_names_of_samplers_are_those_of_the_search() -> None:

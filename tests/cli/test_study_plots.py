@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.conftest import Ran
 from tuner.cli import watch
 from tuner.search.importance import importances
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.cli.conftest import Ran
 
     Cli = Callable[..., Ran]
 

@@ -85,7 +85,12 @@ def show(args: argparse.Namespace, settings: Settings) -> None:
             if args.plots:
                 for study in _studies(client, job):
                     folder = f"{args.plots}/{study['problem']['m']}x{study['problem']['n']}x{study['problem']['k']}"
-                    _draw(output, f"{folder}-{study['problem']['dtype']}-{study['id'][:8]}", study, client.trials(study["id"]))
+                    _draw(
+                        output,
+                        f"{folder}-{study['problem']['dtype']}-{study['id'][:8]}",
+                        study,
+                        client.trials(study["id"]),
+                    )
     for name in names:
         output.text(f"{args.optuna}: wrote {name}")
 

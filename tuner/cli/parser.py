@@ -339,6 +339,13 @@ def _search_commands(commands: Any) -> None:
     replay.add_argument("--winners-device", default="NVIDIA H200", metavar="NAME", help="their device (NVIDIA H200)")
     replay.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")
     replay.add_argument("--plots", metavar="DIR", help="write pictures (SVG)")
+    replay.add_argument(
+        "--table",
+        metavar="DIR",
+        help="instead of strategies: every sampler with every source, and the anchors, as Markdown; what was made is "
+        "kept in DIR, and the same command goes on where it stopped",
+    )
+    replay.add_argument("--only", nargs="+", default=[], metavar="ROW", help="with --table: make only these rows now")
     _landscapes(replay)
 
 

@@ -37,7 +37,6 @@ MAX_ATTEMPTS = 8  # of drawing a config that was not asked before; then the seed
 REPAIR_DRAWS = 100  # half a millisecond
 STARTUP_TRIALS = 10  # timed trials before a sampler of Optuna's models anything; starting configs are among them
 LEAST_TIMED = 8  # trials before the study's own correction of the model means anything
-WORTH_A_TRIAL = 0.001  # of the best time: half of what tells two finalists apart (A/A pairs, H200)
 MAX_WITHOUT_TIME = 8  # trials in a row without a time, after which TPE has lost its way and a legal config is drawn
 
 
@@ -101,13 +100,12 @@ class ConfigSampler:
         self._candidates: Candidates | None = None
         self.gain: float | None = None  # expected of the config asked last, as a share of the best time; ours alone
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the config asked last is expected to gain less than can be told from noise.
+    def expects_less(self, than: float) -> bool:
+        """Whether the config asked last is expected to gain less than this share of the best time.
 
         Depends on what the config depends on, so that a study which stops here stops here again.
         """
-        return self._timed >= LEAST_TIMED and self.gain is not None and self.gain < WORTH_A_TRIAL
+        return self._timed >= LEAST_TIMED and self.gain is not None and self.gain < than
 
     def claim(self, config: GemmConfig) -> None:
         """This config is asked without the sampler (a starting config, a stored trial): never suggest it."""
