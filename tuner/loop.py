@@ -266,8 +266,8 @@ class _Run:
             return ""
         if self._search is not None and (gain := self._search.last_gain) is not None:
             return (
-                f"{counted} of {asked} trials: another one was expected to gain {gain:.2%}, and is worth its while from "
-                f"{self._request.stop_gain:.2%} on: {asked - counted} were saved"
+                f"{counted} of {asked} trials: another one was expected to gain {gain:.2%}, and is worth its while "
+                f"from {self._request.stop_gain:.2%} on: {asked - counted} were saved"
             )
         return f"{counted} of {asked} trials: every config worth asking about was tried, or too many failed"
 

@@ -41,7 +41,7 @@ SCHEMA = 1
 CELLS, TABLE, ANCHOR = "cells.jsonl", "table.json", "kernel_tuner.json"
 # A study of Optuna's GP takes seconds of a core, one of TPE or CMA-ES half a second, one of the others less: what each
 # source alone is worth to those two is shown with fewer seeds.
-GP_SEEDS, SOURCE_SEEDS, MOST_SEEDS = 5, 10, 1000
+GP_SEEDS, SOURCE_SEEDS = 5, 10
 HEURISTICS_ALONE = "heuristics alone"
 STOPPING = "learned, stops early"
 COLD = "learned, nothing stored"
@@ -62,15 +62,15 @@ class TableRow:
     stops_early: bool = False
     cold: bool = False
 
-    @property
-    def most_seeds(self) -> int:
-        """More take too long."""
+    def seeds(self, wanted: int, slow: int) -> int:
+        """Of so many that are wanted, and so many of the samplers that take a core for half a second a study."""
         if self.strategy is None:
             return 1
         if self.strategy.sampler == "gp":
-            return GP_SEEDS
-        slow = self.strategy.sampler in ("tpe", "cmaes") and len(self.strategy.sources) == 1
-        return SOURCE_SEEDS if slow else MOST_SEEDS
+            return min(wanted, GP_SEEDS)
+        if self.strategy.sampler in ("tpe", "cmaes"):
+            return min(wanted, slow, SOURCE_SEEDS if len(self.strategy.sources) == 1 else wanted)
+        return wanted
 
     @property
     def knows_others(self) -> bool:
@@ -117,24 +117,33 @@ def unusable(row: TableRow) -> str | None:
 
 
 def make_table(
-    plan: Plan, folder: Path, *, processes: int, say: Callable[[str], None], only: Sequence[str] = ()
+    plan: Plan,
+    folder: Path,
+    *,
+    processes: int,
+    say: Callable[[str], None],
+    only: Sequence[str] = (),
+    slow_seeds: int | None = None,
 ) -> Json:
     """Make what is missing of the table, and sum up. Raises LandscapeError, ReplayError and OSError.
 
     plan: landscapes, seeds and options; its strategies are not used
     folder: of the cells and of the table
     only: names of rows to make now; all that can be made where none is named
+    slow_seeds: of TPE and CMA-ES; None for as many as of the others
     """
     wanted = rows()
     if unknown := [name for name in only if name not in {row.name for row in wanted}]:
         raise ReplayError(f"unknown row {unknown[0]!r}: rows are {', '.join(row.name for row in wanted)}")
     landscapes = complete(plan.folder)
     digests = _digests(plan)
-    keys = {(row.name, one.name): _key(plan, row, one.name, digests) for row in wanted for one in landscapes}
+    seeds = {row.name: row.seeds(plan.seeds, slow_seeds or plan.seeds) for row in wanted}
+    plans = {name: replace(plan, seeds=count) for name, count in seeds.items()}
+    keys = {(row.name, one.name): _key(plans[row.name], row, one.name, digests) for row in wanted for one in landscapes}
     done = read_cells(folder, keys)
     usable = [row for row in wanted if unusable(row) is None and (not only or row.name in only)]
     # A landscape after the other: what was learned for it serves all rows.
-    jobs = [(row, one.name) for one in landscapes for row in usable if (row.name, one.name) not in done]
+    jobs = [(row, one.name, seeds[row.name]) for one in landscapes for row in usable if (row.name, one.name) not in done]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,15 +157,15 @@ def make_table(
     return _summary(plan, landscapes, done, folder)
 
 
-def _cells(plan: Plan, jobs: Sequence[tuple[TableRow, str]], processes: int) -> Any:
+def _cells(plan: Plan, jobs: Sequence[tuple[TableRow, str, int]], processes: int) -> Any:
     if processes == 1 or len(jobs) < 2:
-        return (cell(plan, row, name) for row, name in jobs)
+        return (cell(plan, *job) for job in jobs)
     return _pooled(plan, jobs, processes)
 
 
-def _pooled(plan: Plan, jobs: Sequence[tuple[TableRow, str]], processes: int) -> Any:
+def _pooled(plan: Plan, jobs: Sequence[tuple[TableRow, str, int]], processes: int) -> Any:
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(cell, plan, row, name) for row, name in jobs]
+        waiting = [pool.submit(cell, plan, *job) for job in jobs]
         for future in waiting:
             yield future.result()
 
@@ -172,8 +181,7 @@ def _key(plan: Plan, row: TableRow, name: str, digests: Mapping[str, str]) -> st
     """Of what a cell depends on: seeds, options, its landscape, and all others where the row uses them."""
     used = [digest for path, digest in digests.items() if row.knows_others or Path(path).name.startswith(f"{name}.")]
     tuned = [f"{one.problem.key} {one.config.key} {one.device}" for one in plan.tuned] if row.knows_others else []
-    seeds = min(plan.seeds, row.most_seeds)
-    content = json.dumps([SCHEMA, row.name, name, seeds, asdict(plan.options), sorted(used), tuned])
+    content = json.dumps([SCHEMA, row.name, name, plan.seeds, asdict(plan.options), sorted(used), tuned])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -188,7 +196,7 @@ def read_cells(folder: Path, keys: Mapping[tuple[str, str], str]) -> dict[tuple[
 # ---------------------------------------------------------------------- one cell
 
 
-def cell(plan: Plan, row: TableRow, name: str) -> Json:
+def cell(plan: Plan, row: TableRow, name: str, seeds: int) -> Json:
     """One row on one landscape: per seed what was reached at each budget, the score, and the seconds."""
     arena = arena_of(plan, name)
     if row.strategy is None:
@@ -196,7 +204,6 @@ def cell(plan: Plan, row: TableRow, name: str) -> Json:
     if row.cold:
         arena = arena.without_model()
     options = replace(plan.options, stop_gain=WORTH_A_TRIAL if row.stops_early else 0.0)
-    seeds = min(plan.seeds, row.most_seeds)
     courses = [simulate(arena, row.strategy, seed, options) for seed in range(seeds)]
     return _cell(row.name, arena, courses, options)
 

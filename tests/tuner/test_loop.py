@@ -73,9 +73,9 @@ def test_study_ends_when_another_trial_is_expected_to_gain_less_than_the_noise()
 
 def test_study_that_ends_early_ends_at_the_same_trial_after_a_stop() -> None:
     """Killed anywhere and resumed, and with threads that finish in any order."""
-    asked = replace(request(150, sampler="learned"), stop_gain=0.001)
+    asked = replace(request(60, sampler="learned"), stop_gain=0.001)
     whole = tune(asked)
-    for last in range(1, len(whole.trials), 7):
+    for last in range(3, len(whole.trials), 11):
         dying = DyingRecorder(last, after=bool(last % 2))
         with pytest.raises(Killed):
             tune(asked, recorder=dying)

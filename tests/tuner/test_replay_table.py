@@ -27,8 +27,8 @@ ROWS = ("random", "learned, nothing stored", "random+neighbours")
 def plan(tmp_path: Path) -> Plan:
     """Two made-up landscapes, three seeds."""
     for shape in SHAPES:
-        synthetic.write(tmp_path / "landscapes", shape, size=60)
-    return Plan(folder=tmp_path / "landscapes", strategies=(), seeds=3, options=ReplayOptions(trials=16, in_flight=4))
+        synthetic.write(tmp_path / "landscapes", shape, size=40)
+    return Plan(folder=tmp_path / "landscapes", strategies=(), seeds=2, options=ReplayOptions(trials=16, in_flight=4))
 
 
 def _make(plan: Plan, folder: Path, only: tuple[str, ...] = ROWS) -> tuple[dict[str, Any], list[str]]:
@@ -51,7 +51,7 @@ def test_table_goes_on_where_it_stopped(plan: Plan, tmp_path: Path) -> None:
 def test_new_landscape_makes_again_what_knew_the_others(plan: Plan, tmp_path: Path) -> None:
     """Rows that use nothing of other landscapes keep their cells."""
     _make(plan, tmp_path / "table")
-    synthetic.write(plan.folder, "64x1024x1024", size=60)
+    synthetic.write(plan.folder, "64x1024x1024", size=40)
     for cached in (replay_table.arena_of, replay_table.complete.__globals__["_landscapes"]):
         cached.cache_clear()
     _, said = _make(plan, tmp_path / "table")

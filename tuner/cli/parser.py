@@ -345,6 +345,9 @@ def _search_commands(commands: Any) -> None:
         help="instead of strategies: every sampler with every source, and the anchors, as Markdown; what was made is "
         "kept in DIR, and the same command goes on where it stopped",
     )
+    replay.add_argument(
+        "--slow-seeds", type=_positive, metavar="N", help="with --table: runs of TPE and CMA-ES (as --seeds)"
+    )
     replay.add_argument("--only", nargs="+", default=[], metavar="ROW", help="with --table: make only these rows now")
     _landscapes(replay)
 

@@ -59,7 +59,9 @@ def _table(args: argparse.Namespace, settings: Settings, output: Output) -> None
 
     folder, processes = Path(args.table), args.processes or settings.tuner.compile_processes
     try:
-        content = make_table(_plan(args), folder, processes=processes, say=warn, only=args.only)
+        content = make_table(
+            _plan(args), folder, processes=processes, say=warn, only=args.only, slow_seeds=args.slow_seeds
+        )
         content = {"command": shlex.join(["gemm-tuner", *sys.argv[1:]]), **content}
         write_atomically(folder / TABLE, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
     except (LandscapeError, ReplayError) as error:
