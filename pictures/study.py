@@ -17,6 +17,7 @@ _LEFT, _TOP, _ROW, _LENGTH, _RIGHT = 150, 56, 26, 420, 120
 _WIDTH = _LEFT + _LENGTH + _RIGHT
 _SLICE_WIDTH, _SLICE_HEIGHT, _COLUMNS, _MARGIN = 300, 170, 3, 46
 _CELL_WIDTH, _CELL_HEIGHT = 74, 30
+CROWDED = 8  # values side by side, from which every other one is written lower
 MOST_REASONS = 12  # a study has a few reasons with many configs each, and a long tail
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -72,7 +73,9 @@ def _slice(
     drawn: Picture, effect: Effect, trials: Sequence[tuple[Mapping[str, Any], float]], left: float, up: LogScale
 ) -> None:
     width, bottom = _SLICE_WIDTH - _MARGIN, up.start
-    drawn.text(left, bottom + up.length - 6, f"{effect.name} ({effect.share:.0%})", size=12)
+    drawn.text(
+        left, bottom + up.length - 6, f"{effect.name} ({effect.share:.0%} of the spread between values)", size=12
+    )
     for mark in up.marks()[:8]:
         drawn.line(left, up.at(mark), left + width, up.at(mark), GRID)
         drawn.text(left - 4, up.at(mark) + 4, f"{mark:.4g}", size=9, anchor="end", fill=FAINT)
@@ -84,7 +87,8 @@ def _slice(
                 drawn.dot(x, up.at(time_us), OURS, radius=2)
         tip = f"{effect.name} {one.value}: best {one.best_us:.2f} us of {one.trials}"
         drawn.rect(x - min(10, step / 3), up.at(one.best_us) - 1, 2 * min(10, step / 3), 2, THEIRS, tip=tip)
-        drawn.text(x, bottom + 14, str(one.value), size=10, anchor="middle", fill=FAINT)
+        lower = 11 * (place % 2) * (len(effect.slices) > CROWDED)
+        drawn.text(x, bottom + 14 + lower, str(one.value), size=10, anchor="middle", fill=FAINT)
 
 
 def pairs(found: Sequence[Pair]) -> Picture:

@@ -143,7 +143,9 @@ def make_table(
     done = read_cells(folder, keys)
     usable = [row for row in wanted if unusable(row) is None and (not only or row.name in only)]
     # A landscape after the other: what was learned for it serves all rows.
-    jobs = [(row, one.name, seeds[row.name]) for one in landscapes for row in usable if (row.name, one.name) not in done]
+    jobs = [
+        (row, one.name, seeds[row.name]) for one in landscapes for row in usable if (row.name, one.name) not in done
+    ]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     folder.mkdir(parents=True, exist_ok=True)
