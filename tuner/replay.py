@@ -23,14 +23,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from search_space.features import features
-from search_space.samplers import SAMPLERS
+from search_space.samplers import LEARNED, SAMPLERS
 from search_space.starting import SOURCES, Tuned, starting_configs
 from tuner.records import Outcome
 from tuner.search.sampler import ConfigSampler
 from tuner.search.searched import SearchedSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kernels.config import GemmConfig
     from tuner.landscape import Landscape
@@ -109,12 +109,18 @@ class Course:
 class Arena:
     """A landscape made ready for many replays."""
 
-    def __init__(self, landscape: Landscape, *, tuned: Iterable[Tuned] = (), model: CostModel | None = None) -> None:
-        """`tuned` are winners of other problems, `model` what was learned from others: neither may know this one.
+    def __init__(
+        self,
+        landscape: Landscape,
+        *,
+        tuned: Iterable[Tuned] = (),
+        learn: Callable[[], CostModel | None] = lambda: None,
+    ) -> None:
+        """`tuned` are winners of other problems, `learn` learns from others: neither may know this one.
 
         Raises ReplayError for a landscape with fewer than two times.
         """
-        self.landscape, self.model = landscape, model
+        self.landscape, self._learn = landscape, learn
         self.times_us = {landscape.configs[index]: time_us for index, time_us in landscape.times_us.items()}
         if len(self.times_us) < 2:
             raise ReplayError(f"{landscape.name} holds fewer than two configs with a time")
@@ -125,6 +131,11 @@ class Arena:
         self._described = {config: features(landscape.problem, config, landscape.profile) for config in self.configs}
         self.space = SearchedSpace.of_configs(self.configs, self._described.__getitem__)
         self._starts: dict[tuple[str, ...], tuple[GemmConfig, ...]] = {}
+
+    @cached_property
+    def model(self) -> CostModel | None:
+        """What was learned; takes seconds, so only samplers that use it ask for it."""
+        return self._learn()
 
     @cached_property
     def best_us(self) -> float:
@@ -152,7 +163,7 @@ class Arena:
     def without_model(self) -> Arena:
         """The same landscape where nothing was learned before."""
         other = copy(self)
-        other.model = None
+        other.__dict__["model"] = None
         return other
 
     def nearest(self, wanted: Sequence[GemmConfig]) -> tuple[GemmConfig, ...]:
@@ -178,7 +189,8 @@ class Arena:
 
 def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions) -> Course:
     """One study of a strategy on a landscape."""
-    sampler = ConfigSampler(strategy.sampler, arena.space, seed=seed, in_flight=options.in_flight, model=arena.model)
+    model = arena.model if strategy.sampler == LEARNED else None
+    sampler = ConfigSampler(strategy.sampler, arena.space, seed=seed, in_flight=options.in_flight, model=model)
     starting = arena.starts(strategy.sources) if strategy.sources else ()
     for start in starting:
         sampler.claim(start)

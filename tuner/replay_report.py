@@ -111,16 +111,20 @@ def arena_of(plan: Plan, name: str) -> Arena:
     """A landscape with what was learned from all others: nothing of its own shape, in whatever dtype."""
     (own,) = (one for one in _landscapes(plan.folder) if one.name == name)
     folders = [plan.folder, *([plan.train] if plan.train else [])]
-    known = [pair for folder in folders for pair in _samples(folder) if pair[0].problem.shape != own.problem.shape]
-    others = [one for one, _ in known if one.times_us]
+    known = [one for folder in folders for one in _landscapes(folder) if one.problem.shape != own.problem.shape]
+    others = [one for one in known if one.times_us]
     tuned = {one.problem: one for one in plan.tuned if one.problem.shape != own.problem.shape}
     for other in reversed(others):
         best = min(other.times_us, key=lambda index: other.times_us[index])
         tuned[other.problem] = Tuned(problem=other.problem, config=other.configs[best], device=other.profile.name)
-    model = None
-    if any(strategy.sampler == "learned" for strategy in plan.strategies):
-        model = CostModel.train([sample for _, samples in known for sample in samples])
-    return Arena(own, tuned=tuned.values(), model=model)
+    return Arena(own, tuned=tuned.values(), learn=lambda: _learned(plan, own.problem.shape))
+
+
+def _learned(plan: Plan, shape: str) -> CostModel | None:
+    """From all landscapes but those of a shape."""
+    folders = [plan.folder, *([plan.train] if plan.train else [])]
+    pairs = [pair for folder in folders for pair in _samples(folder)]
+    return CostModel.train([sample for one, samples in pairs for sample in samples if one.problem.shape != shape])
 
 
 # ---------------------------------------------------------------------- summing up
