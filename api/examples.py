@@ -14,6 +14,8 @@ JOB_EXAMPLE: Json = {
     "mode": "measure",
     "effort": "normal",
     "budget": {"trials": 40, "wall_s": 600},
+    "sampler": "learned",
+    "stop_early": None,
     "seed": 0,
     "priority": 0,
     "force": False,

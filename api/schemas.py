@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from api.examples import ID_EXAMPLE, JOB_EXAMPLE
 from kernels.problem import MAX_EXTENT
 from search_space.request import MAX_SEED, MAX_TRIALS, MAX_WALL_S, Effort, Mode
+from search_space.samplers import DEFAULT_SAMPLER, LEARNED
 
 MAX_PROBLEMS = 4096
 MAX_EXPORT_RESULTS = 256
@@ -41,6 +42,17 @@ class EvidenceName(StrEnum):
     MEASURED = "measured"
     NUMERIC = "numeric"
     CHECKED = "checked"
+
+
+class SamplerName(StrEnum):
+    """Who chooses the next config."""
+
+    LEARNED = "learned"
+    TPE = "tpe"
+    GP = "gp"
+    CMAES = "cmaes"
+    RANDOM = "random"
+    BRUTE = "brute"
 
 
 class StateName(StrEnum):
@@ -129,12 +141,32 @@ class JobIn(Strict):
     """Overrides the budget of `effort`."""
     protocol: ProtocolIn = ProtocolIn()
     """How candidates are timed."""
+    sampler: SamplerName = SamplerName(DEFAULT_SAMPLER)
+    """Who chooses the next config; `gp` and `cmaes` need the tuner's extra `search`."""
+    stop_early: Annotated[bool, Field(strict=True)] | None = None
+    """End a study before its budget is used, when weight times the expected gain of another trial is not worth it; only
+    `learned` can tell. Without a value: yes, unless `budget.trials` is given."""
     seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] = 0
     """Same seed, same measurements: same winner."""
     priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Studies of a job with a higher one are begun first; among equals the older job."""
     force: Annotated[bool, Field(strict=True)] = False
     """Tune again although a finished study answers the request."""
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> Self:
+        if self.stop_early and self.sampler != LEARNED:
+            raise ValueError(
+                f"stop_early needs sampler {LEARNED}: {self.sampler} does not tell what it expects to gain"
+            )
+        return self
+
+    @property
+    def stops_early(self) -> bool:
+        """What `stop_early` comes to: a person who names a number of trials gets that many."""
+        if self.stop_early is not None:
+            return self.stop_early
+        return self.sampler == LEARNED and self.budget.trials is None
 
 
 class BestOptions(Strict):

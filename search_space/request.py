@@ -20,6 +20,7 @@ from kernels.devices import PROFILES, DeviceProfile, default_profile, profile_na
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import Dtype, GemmProblem, Layout
 from kernels.rules import problem_violation
+from search_space.samplers import DEFAULT_SAMPLER, LEARNED, SAMPLERS
 from search_space.space import choices
 
 MAX_TRIALS = 100_000
@@ -28,7 +29,6 @@ MAX_IN_FLIGHT = 256
 MAX_SEED = 2**63 - 1  # the largest integer a SQL column of the store holds
 MIN_ROUNDS = 6  # fewer values cannot hold a 95 % interval of their median
 MAX_ROUNDS = 1000
-SAMPLERS = ("tpe", "gp", "cmaes", "learned", "random", "brute")
 PROTOCOL_KINDS = ("burst", "sustained")
 L2_POLICIES = ("rotate",)
 DISTRIBUTIONS = ("normal",)
@@ -269,8 +269,10 @@ class TuneRequest:
     budget: when to stop
     protocol: how to measure
     seed: seed of the sampler; equal seeds and measurements give equal winners
-    sampler: "tpe", "gp", "cmaes", "learned", "random" or "brute"
+    sampler: one of `search_space.samplers.SAMPLERS`
     in_flight: trials asked ahead of the last told one; fixed for a study so that any engine repeats it
+    stop_gain: end before the budget is used, when another trial is expected to gain less than this share of the best
+        time; 0 to use the whole budget. Only the sampler "learned" can tell
     """
 
     problem: GemmProblem
@@ -280,8 +282,9 @@ class TuneRequest:
     budget: Budget = field(default_factory=Budget)
     protocol: MeasureProtocol = field(default_factory=MeasureProtocol)
     seed: int = 0
-    sampler: str = "tpe"
+    sampler: str = DEFAULT_SAMPLER
     in_flight: int = 8
+    stop_gain: float = 0.0
 
     def __post_init__(self) -> None:
         arch, device = resolve_target(self.arch, self.device)
@@ -291,10 +294,19 @@ class TuneRequest:
         _one_of(self.sampler, SAMPLERS, "sampler")
         _whole(self.seed, "seed", 0, MAX_SEED)
         _whole(self.in_flight, "in_flight", 1, MAX_IN_FLIGHT)
+        self._check_stop()
         for name, kind in (("problem", GemmProblem), ("budget", Budget), ("protocol", MeasureProtocol)):
             if not isinstance(getattr(self, name), kind):
                 raise RequestError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}", field=name)
         self._check_problem()
+
+    def _check_stop(self) -> None:
+        object.__setattr__(self, "stop_gain", _number(self.stop_gain, "stop_gain", high=1.0))
+        if self.stop_gain and self.sampler != LEARNED:
+            raise RequestError(
+                f"stop_gain needs the sampler {LEARNED!r}: {self.sampler!r} does not tell what it expects to gain",
+                field="stop_gain",
+            )
 
     def _check_problem(self) -> None:
         if reason := problem_violation(self.problem, arch_named(self.arch)):
@@ -332,6 +344,8 @@ class TuneRequest:
             "seed": self.seed,
             "sampler": self.sampler,
             "in_flight": self.in_flight,
+            # Only where it is on: the keys of studies from before there was a choice stay what they were.
+            **({"stop_gain": self.stop_gain} if self.stop_gain else {}),
         }
 
     @classmethod

@@ -19,9 +19,9 @@ from kernels.problem import Dtype, GemmProblem, Layout
 from kernels.rules import violation
 from search_space.features import features
 from search_space.request import Mode
+from search_space.samplers import LEARNED
 from search_space.starting import Tuned, starting_configs
 from tuner.search.cost_model import CostModel, Sample, is_available
-from tuner.search.samplers import LEARNED
 from tuner.store import write
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def begin_search(
     starting = starting_configs(request.problem, profile, tuned=list(_tuned(winners)))
     model = None
     if request.sampler == LEARNED and request.mode is Mode.MEASURE:
+        if not is_available():
+            log.warning("LightGBM is not installed (extra search): nothing is learned from other studies' times")
         model = _newest_model(database, device)
     search = {
         "starting": [config.to_dict() for config in starting],

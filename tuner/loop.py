@@ -264,6 +264,11 @@ class _Run:
         counted, asked = sum(trial.counts_against_budget for trial in trials), self._request.budget.trials
         if counted >= asked:
             return ""
+        if self._search is not None and (gain := self._search.last_gain) is not None:
+            return (
+                f"{counted} of {asked} trials: another one was expected to gain {gain:.2%}, and is worth its while "
+                f"from {self._request.stop_gain:.2%} on: {asked - counted} were saved"
+            )
         return f"{counted} of {asked} trials: every config worth asking about was tried, or too many failed"
 
     # ------------------------------------------------------------------ certificate

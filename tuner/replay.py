@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
@@ -22,13 +23,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from search_space.features import features
+from search_space.samplers import LEARNED, SAMPLERS
 from search_space.starting import SOURCES, Tuned, starting_configs
 from tuner.records import Outcome
-from tuner.search.sampler import SAMPLERS, ConfigSampler
+from tuner.search.sampler import ConfigSampler
 from tuner.search.searched import SearchedSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kernels.config import GemmConfig
     from tuner.landscape import Landscape
@@ -81,11 +83,13 @@ class ReplayOptions:
     trials: candidates that count
     in_flight: D of the same-seed rule
     compile_processes: compiles at a time
+    stop_gain: end when the sampler expects to gain less than this share of the best time
     """
 
     trials: int = 48
     in_flight: int = 8
     compile_processes: int = 16
+    stop_gain: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,12 +109,18 @@ class Course:
 class Arena:
     """A landscape made ready for many replays."""
 
-    def __init__(self, landscape: Landscape, *, tuned: Iterable[Tuned] = (), model: CostModel | None = None) -> None:
-        """`tuned` are winners of other problems, `model` what was learned from others: neither may know this one.
+    def __init__(
+        self,
+        landscape: Landscape,
+        *,
+        tuned: Iterable[Tuned] = (),
+        learn: Callable[[], CostModel | None] = lambda: None,
+    ) -> None:
+        """`tuned` are winners of other problems, `learn` learns from others: neither may know this one.
 
         Raises ReplayError for a landscape with fewer than two times.
         """
-        self.landscape, self.model = landscape, model
+        self.landscape, self._learn = landscape, learn
         self.times_us = {landscape.configs[index]: time_us for index, time_us in landscape.times_us.items()}
         if len(self.times_us) < 2:
             raise ReplayError(f"{landscape.name} holds fewer than two configs with a time")
@@ -121,6 +131,11 @@ class Arena:
         self._described = {config: features(landscape.problem, config, landscape.profile) for config in self.configs}
         self.space = SearchedSpace.of_configs(self.configs, self._described.__getitem__)
         self._starts: dict[tuple[str, ...], tuple[GemmConfig, ...]] = {}
+
+    @cached_property
+    def model(self) -> CostModel | None:
+        """What was learned; takes seconds, so only samplers that use it ask for it."""
+        return self._learn()
 
     @cached_property
     def best_us(self) -> float:
@@ -142,10 +157,17 @@ class Arena:
             wanted = starting_configs(
                 landscape.problem, landscape.profile, sources=sources, tuned=self._tuned, blind=True
             )
-            self._starts[sources] = self._nearest(wanted)
+            self._starts[sources] = self.nearest(wanted)
         return self._starts[sources]
 
-    def _nearest(self, wanted: Sequence[GemmConfig]) -> tuple[GemmConfig, ...]:
+    def without_model(self) -> Arena:
+        """The same landscape where nothing was learned before."""
+        other = copy(self)
+        other.__dict__["model"] = None
+        return other
+
+    def nearest(self, wanted: Sequence[GemmConfig]) -> tuple[GemmConfig, ...]:
+        """Each config where the landscape holds it, else the one of the landscape that is nearest; each once."""
         found: dict[GemmConfig, None] = {}
         for config in wanted:
             nearest = min(self.configs, key=lambda one: (self.space.distance(config, one), one.key))
@@ -167,7 +189,8 @@ class Arena:
 
 def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions) -> Course:
     """One study of a strategy on a landscape."""
-    sampler = ConfigSampler(strategy.sampler, arena.space, seed=seed, in_flight=options.in_flight, model=arena.model)
+    model = arena.model if strategy.sampler == LEARNED else None
+    sampler = ConfigSampler(strategy.sampler, arena.space, seed=seed, in_flight=options.in_flight, model=model)
     starting = arena.starts(strategy.sources) if strategy.sources else ()
     for start in starting:
         sampler.claim(start)
@@ -179,6 +202,8 @@ def simulate(arena: Arena, strategy: Strategy, seed: int, options: ReplayOptions
     while len(best_us) < options.trials and number < NUMBERS_PER_TRIAL * options.trials:
         config = starting[number] if number < len(starting) else sampler.ask(number)
         if config is None:  # every config was asked
+            break
+        if sampler.expects_less(options.stop_gain):
             break
         time_us = arena.times_us.get(config)
         done_s = clock.run(number, config, time_us, best_us[-1] if best_us else None)

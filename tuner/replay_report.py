@@ -85,7 +85,7 @@ def complete(folder: Path) -> list[Landscape]:
 
 
 def _run(plan: Plan, name: str, strategy: Strategy) -> list[Course]:
-    arena = _arena(plan, name)
+    arena = arena_of(plan, name)
     return [simulate(arena, strategy, seed, plan.options) for seed in range(plan.seeds)]
 
 
@@ -107,20 +107,24 @@ def samples_of(one: Landscape) -> Iterable[Sample]:
 
 
 @lru_cache(maxsize=2)
-def _arena(plan: Plan, name: str) -> Arena:
+def arena_of(plan: Plan, name: str) -> Arena:
     """A landscape with what was learned from all others: nothing of its own shape, in whatever dtype."""
     (own,) = (one for one in _landscapes(plan.folder) if one.name == name)
     folders = [plan.folder, *([plan.train] if plan.train else [])]
-    known = [pair for folder in folders for pair in _samples(folder) if pair[0].problem.shape != own.problem.shape]
-    others = [one for one, _ in known if one.times_us]
+    known = [one for folder in folders for one in _landscapes(folder) if one.problem.shape != own.problem.shape]
+    others = [one for one in known if one.times_us]
     tuned = {one.problem: one for one in plan.tuned if one.problem.shape != own.problem.shape}
     for other in reversed(others):
         best = min(other.times_us, key=lambda index: other.times_us[index])
         tuned[other.problem] = Tuned(problem=other.problem, config=other.configs[best], device=other.profile.name)
-    model = None
-    if any(strategy.sampler == "learned" for strategy in plan.strategies):
-        model = CostModel.train([sample for _, samples in known for sample in samples])
-    return Arena(own, tuned=tuned.values(), model=model)
+    return Arena(own, tuned=tuned.values(), learn=lambda: _learned(plan, own.problem.shape))
+
+
+def _learned(plan: Plan, shape: str) -> CostModel | None:
+    """From all landscapes but those of a shape."""
+    folders = [plan.folder, *([plan.train] if plan.train else [])]
+    pairs = [pair for folder in folders for pair in _samples(folder)]
+    return CostModel.train([sample for one, samples in pairs for sample in samples if one.problem.shape != shape])
 
 
 # ---------------------------------------------------------------------- summing up
@@ -143,9 +147,9 @@ def summary(plan: Plan, landscapes: Sequence[Landscape], courses: Mapping[tuple[
         "seeds": plan.seeds,
         "options": asdict(plan.options),
         "budgets": budgets,
-        "landscapes": [_landscape(one, budgets) for one in landscapes],
+        "landscapes": [landscape_facts(one, budgets) for one in landscapes],
         "strategies": strategies,
-        "random": _random(landscapes, budgets, trials),
+        "random": random_facts(landscapes, budgets, trials),
     }
 
 
@@ -182,7 +186,7 @@ def _strategy(
         "sampler": strategy.sampler,
         "sources": list(strategy.sources),
         "at": {str(budget): _at(shares, budget) for budget in budgets},
-        "score": _interval(scores, lambda values: float(np.mean(values))),
+        "score": interval(scores, lambda values: float(np.mean(values))),
         "wall_s": {
             str(budget): float(np.median([wall[:, budget - 1] for wall in walls.values()])) for budget in budgets
         },
@@ -202,9 +206,9 @@ def _strategy(
 def _at(shares: Mapping[str, Any], budget: int) -> Json:
     columns = {name: values[:, budget - 1] for name, values in shares.items()}
     return {
-        "median": _interval(columns, lambda values: float(np.median(values))),
-        "worst_decile": _interval(columns, lambda values: float(np.quantile(values, 0.1))),
-        "mean": _interval(columns, lambda values: float(np.mean(values))),
+        "median": interval(columns, lambda values: float(np.median(values))),
+        "worst_decile": interval(columns, lambda values: float(np.quantile(values, 0.1))),
+        "mean": interval(columns, lambda values: float(np.mean(values))),
     }
 
 
@@ -212,7 +216,7 @@ def _spread(values: Any) -> Json:
     return {"median": float(np.median(values)), "worst_decile": float(np.quantile(values, 0.1))}
 
 
-def _interval(by_landscape: Mapping[str, Any], statistic: Callable[[Any], float]) -> Json:
+def interval(by_landscape: Mapping[str, Any], statistic: Callable[[Any], float]) -> Json:
     """A statistic of all runs with its 95 % interval: landscapes are drawn anew, and seeds within each."""
     rng = np.random.default_rng(0)
     columns = [np.asarray(values) for values in by_landscape.values()]
@@ -225,7 +229,7 @@ def _interval(by_landscape: Mapping[str, Any], statistic: Callable[[Any], float]
     return {"value": statistic(np.concatenate(columns)), "low": float(low), "high": float(high)}
 
 
-def _landscape(one: Landscape, budgets: Sequence[int]) -> Json:
+def landscape_facts(one: Landscape, budgets: Sequence[int]) -> Json:
     times_us = np.array(list(one.times_us.values()))
     return {
         "name": one.name,
@@ -250,7 +254,7 @@ def _expected_share(one: Landscape, draws: int) -> float:
     return -expected_minimum(shares, min(draws, len(shares)))
 
 
-def _random(landscapes: Sequence[Landscape], budgets: Sequence[int], trials: int) -> Json:
+def random_facts(landscapes: Sequence[Landscape], budgets: Sequence[int], trials: int) -> Json:
     curve = [float(np.mean([_expected_share(one, number) for one in landscapes])) for number in range(1, trials + 1)]
     return {"mean_share": curve, "at": {str(budget): curve[budget - 1] for budget in budgets}}
 

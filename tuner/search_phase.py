@@ -5,7 +5,8 @@ Everything that decides what trial n is depends on trials with smaller numbers o
 - its config depends on the trials up to n - D (see `tuner.search.sampler`) and on which configs were asked before it,
 - whether its source is a duplicate depends on the sources of smaller numbers, so modules are taken up in number order,
 - what it races against is the best of the trials up to n - D,
-- whether it runs at all depends on how many of the smaller numbers count against the budget.
+- whether it runs at all depends on how many of the smaller numbers count against the budget, and on what the sampler
+  expects it to gain, which depends on what its config depends on.
 
 So a study that is killed at any moment and resumed from the saved trials goes on as if nothing had happened.
 """
@@ -95,6 +96,7 @@ class SearchPhase:
         self._incumbent: Incumbent | None = None  # of the trials below _incumbent_next
         self._incumbent_next = 0
         self._exhausted = False
+        self.last_gain: float | None = None  # expected of the trial that was not worth its while; it ended the search
         self._racing = True
         for config in self._starting:
             sampler.claim(config)
@@ -105,7 +107,8 @@ class SearchPhase:
         return len(self._slots)
 
     def run(self, keep_going: Callable[[], bool]) -> bool:
-        """Search until the budget is used, the space is exhausted or too much failed (True), or told to stop (False).
+        """Search until the budget is used, the space is exhausted, too much failed or, where the request wants it,
+        another trial is not worth its while (True), or told to stop (False).
 
         Raises EngineError when the engine cannot work. Futures still in flight are dropped in any case.
         """
@@ -168,6 +171,9 @@ class SearchPhase:
                 if config is None:
                     self._exhausted = True
                     return
+                if self._sampler.expects_less(self._request.stop_gain):
+                    self.last_gain = self._sampler.gain
+                    return
                 self._start(self._next, config)
             else:
                 return
@@ -175,7 +181,7 @@ class SearchPhase:
 
     def _may_launch(self) -> bool:
         trials, flying = self._request.budget.trials, len(self._slots)
-        if self._exhausted or not self._sampler.ready(self._next):
+        if self._exhausted or self.last_gain is not None or not self._sampler.ready(self._next):
             return False
         # Each limit holds with the trials in flight taken the worse way, so that none depends on which finishes first.
         return (

@@ -23,6 +23,7 @@ from db.database import Database
 from db.errors import DatabaseError
 from kernels.artifacts import ArtifactStore
 from search_space.request import Mode, RequestError, TuneRequest
+from search_space.samplers import unusable_reason
 from tuner.engine.base import EngineError, NoDevice
 from tuner.engines import Engines, engines_of
 from tuner.exporting import run_export
@@ -252,6 +253,8 @@ class _Service:
         study = thread.study
         try:
             request = TuneRequest.from_dict(study.request)
+            if reason := unusable_reason(request.sampler):
+                raise RequestError(reason, field="sampler")
             engine = self._engines.engine_for(request)
             toolchain = self._engines.toolchain()
         except (RequestError, NoDevice, EngineError) as error:

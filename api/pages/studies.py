@@ -7,7 +7,6 @@ from pydantic import Field
 
 from api.deps import Db, StudyId
 from api.pages.jobs import curve
-from api.pages.knob_effects import FEWEST_TRIALS, effects, pair
 from api.pages.replies import page
 from api.pages.route import PageRoute
 from api.pages.words import ratio_of
@@ -17,6 +16,7 @@ from api.views.studies import StudyView, TrialView
 from db import queries
 from db.models import OUTCOMES
 from kernels.problem import MAX_EXTENT
+from search_space.knob_effects import FEWEST_TRIALS, effects, pair
 
 router = APIRouter(route_class=PageRoute)
 

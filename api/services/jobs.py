@@ -19,6 +19,7 @@ from db.models import LIVE_STATES, State, utc_now
 from db.queries import NewStudy
 from search_space.request import Budget, Effort, MeasureProtocol, TuneRequest
 from search_space.request import RequestError as InvalidRequest
+from search_space.samplers import worth_a_trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +48,18 @@ def wanted_studies(session: Session, body: JobIn) -> list[NewStudy]:
         wanted = _new_study(body, problem, (budget, protocol), targets, f"problems[{position}].")
         same = studies.get(wanted.study_key)
         studies[wanted.study_key] = replace(same, weight=same.weight + wanted.weight) if same else wanted
-    return list(studies.values())
+    return _weighed(list(studies.values())) if body.stops_early else list(studies.values())
+
+
+def _weighed(studies: list[NewStudy]) -> list[NewStudy]:
+    """Studies that end where another trial gains too little for what their problem matters in the job."""
+    mean_weight = sum(study.weight for study in studies) / len(studies)
+    return [_stopping(study, worth_a_trial(study.weight, mean_weight)) for study in studies]
+
+
+def _stopping(study: NewStudy, stop_gain: float) -> NewStudy:
+    request = replace(TuneRequest.from_dict(study.request), stop_gain=stop_gain)
+    return replace(study, study_key=request.study_key, request=request.to_dict())
 
 
 def submit(session: Session, body: JobIn, studies: Sequence[NewStudy], idempotency_key: str | None) -> JobSubmitted:
@@ -91,6 +103,7 @@ def _new_study(
             budget=budget,
             protocol=protocol,
             seed=body.seed,
+            sampler=body.sampler.value,
         )
     except InvalidRequest as error:
         raise RequestError(f"{prefix}{error.field}: {error}", hint="see /openapi.json for types and ranges") from error

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from api.schemas import SamplerName
 from api.services.jobs import time_left_s
 from db import queries
+from search_space.samplers import SAMPLERS, WORTH_A_TRIAL
 from tests.api.conftest import H200_ENVIRONMENT, Service, job_body
 
 
@@ -300,3 +302,49 @@ def test_time_left_comes_from_the_pace_so_far() -> None:
     assert left(study("RUNNING", 4, 20.0), study("QUEUED"), study("QUEUED")) == 30.0 + 2 * 50.0
     assert left(study("DONE", 10, 100.0, 40.0), study("QUEUED")) == 40.0
     assert left(study("DONE", 10, 100.0, 40.0)) == 0.0
+
+
+def test_sampler_and_early_stop_reach_the_study(service: Service) -> None:
+    """Named ones as named; without a word the default, which stops early unless a number of trials was asked for."""
+    problem = {"m": 512, "n": 512, "k": 512}
+
+    def request(**fields: Any) -> Any:
+        return service.study(service.submit(problems=[problem], **fields)["studies"][0]["id"]).request
+
+    assert (request(sampler="cmaes")["sampler"], "stop_gain" in request(sampler="cmaes")) == ("cmaes", False)
+    assert request(sampler="learned")["stop_gain"] == WORTH_A_TRIAL
+    assert "stop_gain" not in request(sampler="learned", budget={"trials": 12})
+    assert request(sampler="learned", budget={"trials": 12}, stop_early=True)["stop_gain"] == WORTH_A_TRIAL
+    assert "stop_gain" not in request(sampler="learned", stop_early=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"sampler": "magic"}, "'learned', 'tpe', 'gp', 'cmaes', 'random' or 'brute'"),
+        ({"sampler": "tpe", "stop_early": True}, "does not tell what it expects to gain"),
+    ],
+)
+def test_impossible_sampler_is_refused_with_what_can_be_used(
+    service: Service, fields: dict[str, Any], words: str
+) -> None:
+    """422, and the field is named."""
+    answer = service.http.post("/v1/jobs", json=job_body(**fields))
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]
+    assert next(reversed(fields)) in answer.json()["detail"]
+
+
+def test_problem_that_matters_more_may_go_on_for_a_smaller_gain(service: Service) -> None:
+    """All studies of a job end at the same weight times gain; one of almost no weight is searched all the same."""
+    problems = [{"m": m, "n": 512, "k": 512, "weight": weight} for m, weight in ((64, 3.0), (128, 1.0), (256, 0.001))]
+    job = service.submit(problems=problems, sampler="learned")
+    gains = [service.study(study["id"]).request["stop_gain"] for study in job["studies"]]
+    mean = sum(problem["weight"] for problem in problems) / 3
+    assert gains[:2] == [pytest.approx(WORTH_A_TRIAL * mean / 3, rel=0.1), pytest.approx(WORTH_A_TRIAL * mean, rel=0.1)]
+    assert gains[2] == 4 * WORTH_A_TRIAL
+
+
+def test_names_of_samplers_are_those_of_the_search() -> None:
+    """The schema lists them for OpenAPI."""
+    assert tuple(SamplerName) == SAMPLERS

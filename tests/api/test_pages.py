@@ -14,12 +14,12 @@ import pytest
 
 from api.access import COOKIE
 from api.app import create_app
-from api.pages.knob_effects import effects, pair
 from api.pages.presets import MODELS, shapes_of
 from api.pages.replies import STATIC, static_url, with_query
 from api.pages.static_files import FILES
 from api.settings import ApiSettings
 from db import queries
+from search_space.knob_effects import effects, pair
 from tests.api.conftest import SM90_CONFIG, Service, job_body
 from tests.api.stored import few_rows, recorded_rows, store_all, store_large_study, store_row
 

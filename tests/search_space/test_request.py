@@ -35,7 +35,7 @@ def test_request_with_problem_and_arch_alone_gets_the_documented_defaults() -> N
     request = TuneRequest.from_dict({"problem": SQUARE, "arch": "sm_90a"})
     assert request == TuneRequest(problem=GemmProblem(m=512, n=512, k=512, dtype=Dtype.BF16), arch="sm_90a")
     assert (request.mode, request.budget, request.seed) == (Mode.MEASURE, Budget(trials=40, wall_s=600.0), 0)
-    assert (request.sampler, request.in_flight, request.device) == ("tpe", 8, None)
+    assert (request.sampler, request.in_flight, request.device) == ("learned", 8, None)
 
 
 def test_device_alone_names_the_architecture_and_any_spelling_is_one_study() -> None:

@@ -48,8 +48,8 @@ LATE = Everyone(fault=Fault(kind=FaultKind.WRONG_RARELY, launch=TRIAL_LAUNCHES +
 
 
 def request(trials: int = 24, **changes: Any) -> TuneRequest:
-    """A request that the fake engine serves."""
-    return TuneRequest(problem=PROBLEM, arch="sm_90a", budget=Budget(trials=trials), **changes)
+    """A request that the fake engine serves; with TPE, which asks all starting configs first, in their order."""
+    return TuneRequest(problem=PROBLEM, arch="sm_90a", budget=Budget(trials=trials), **{"sampler": "tpe", **changes})
 
 
 def fake(**options: Any) -> FakeEngine:

@@ -59,6 +59,34 @@ def test_study_measures_exactly_the_trials_of_its_budget(sampler: str) -> None:
     assert [trial.number for trial in result.trials] == list(range(len(result.trials)))
 
 
+def test_study_ends_when_another_trial_is_expected_to_gain_less_than_the_noise() -> None:
+    """It says how many trials that saved, and its trials are those of the study that used all of its budget."""
+    asked = request(60, sampler="learned")
+    whole, short = tune(asked), tune(replace(asked, stop_gain=0.001))
+    counted = sum(trial.outcome.counts_against_budget for trial in short.trials)
+    assert short.state is State.DONE
+    assert 8 <= counted < 60
+    assert f"{counted} of 60 trials: another one was expected to gain" in short.reason
+    assert f": {60 - counted} were saved" in short.reason
+    assert told(short) == told(whole)[: len(short.trials)]
+
+
+def test_study_that_ends_early_ends_at_the_same_trial_after_a_stop() -> None:
+    """Killed anywhere and resumed, and with threads that finish in any order."""
+    asked = replace(request(60, sampler="learned"), stop_gain=0.001)
+    whole = tune(asked)
+    for last in range(3, len(whole.trials), 11):
+        dying = DyingRecorder(last, after=bool(last % 2))
+        with pytest.raises(Killed):
+            tune(asked, recorder=dying)
+        resumed = tune(asked, resume_from=dying.trials)
+        assert (told(resumed), resumed.reason) == (told(whole), whole.reason)
+    engine = FakeEngine(PROFILE, options=FakeOptions(times=FakeTimes(scale=0.0005, compile_workers=4, gpus=2)))
+    threaded = tune(asked, engine)
+    engine.close()
+    assert told(threaded) == told(whole)
+
+
 def test_starting_configs_go_first_in_their_order() -> None:
     """The presets and the measured good ones are tried before the sampler is asked."""
     result = tune(request(20))

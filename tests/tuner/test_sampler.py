@@ -165,7 +165,7 @@ def test_shuffled_yields_every_config_once_without_listing_them() -> None:
 def test_unknown_sampler_is_refused_with_those_there_are() -> None:
     """The message lists them."""
     with pytest.raises(
-        SamplerError, match="unknown sampler 'magic': use one of tpe, gp, cmaes, learned, random, brute"
+        SamplerError, match="unknown sampler 'magic': use one of learned, tpe, gp, cmaes, random, brute"
     ):
         made("magic")
 

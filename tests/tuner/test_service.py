@@ -17,6 +17,7 @@ from db.database import Database
 from db.models import Job, Study, new_id
 from kernels.artifacts import ArtifactStore
 from kernels.devices import profile_named
+from search_space import samplers
 from search_space.request import Budget, TuneRequest
 from tests.conftest import BACKENDS
 from tests.tuner.support import LATE, PROBLEM, Everyone, instant_service, request, tune
@@ -151,6 +152,19 @@ def test_measuring_on_a_machine_without_that_gpu_fails_with_what_to_do(settings:
         study = queries.study(session, study_id)
     assert study.state == "FAILED"
     assert "ask for mode 'model'" in study.reason
+
+
+def test_study_whose_sampler_lacks_a_package_fails_with_what_to_install(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service that took the job may be another machine, so the tuner says it."""
+    monkeypatch.setitem(samplers.NEEDED_MODULES, "gp", ("no_such_module",))
+    (study_id,) = submit(settings, request(4, sampler="gp"))
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        study = queries.study(session, study_id)
+    assert study.state == "FAILED"
+    assert "needs no_such_module" in study.reason
 
 
 def test_a7_known_bad_source_is_skipped_in_the_next_study(settings: Settings) -> None:

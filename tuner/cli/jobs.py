@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import GemmProblem
+from search_space.samplers import unusable_reason
 from tuner.cli.errors import UsageError, WorkFailed
 from tuner.cli.output import Output, microseconds, short, warn
 from tuner.cli.remote import connected, has_live, live_gpus, target
@@ -28,6 +29,8 @@ def tune(args: argparse.Namespace, settings: Settings) -> int:
     """Submit a job and follow it to its end. Exit status 1 when a study of it ended without a result."""
     if args.detach and not args.url:
         raise UsageError("--detach needs a service that goes on working", hint="add --url, or leave --detach out")
+    if args.sampler and not args.url and (reason := unusable_reason(args.sampler)):
+        raise UsageError(reason)
     problems = [GemmProblem.parse(shape, dtype=args.dtype) for shape in args.shape]
     output = Output(as_json=args.json)
     with connected(args, settings) as client:
@@ -73,12 +76,31 @@ def show(args: argparse.Namespace, settings: Settings) -> None:
             names = _to_optuna(client, args.optuna, [study])
             output.document({**study, "trials": trials})
             _print_study(output, study, trials)
+            if args.plots:
+                _draw(output, args.plots, study, trials)
         else:
             names = _to_optuna(client, args.optuna, _studies(client, job) if args.optuna else [])
             output.document(job)
             _print_job(output, job)
+            if args.plots:
+                for study in _studies(client, job):
+                    folder = f"{args.plots}/{study['problem']['m']}x{study['problem']['n']}x{study['problem']['k']}"
+                    _draw(
+                        output,
+                        f"{folder}-{study['problem']['dtype']}-{study['id'][:8]}",
+                        study,
+                        client.trials(study["id"]),
+                    )
     for name in names:
         output.text(f"{args.optuna}: wrote {name}")
+
+
+def _draw(output: Output, folder: str, study: Study, trials: list[Trial]) -> None:
+    from tuner.cli.study_plots import study_pictures, write_pictures
+
+    found = study_pictures(study, trials)
+    write_pictures(found, folder)
+    output.text(f"{folder}: {', '.join(sorted(found)) or 'nothing to draw yet'}")
 
 
 def _to_optuna(client: Client, storage_url: str | None, studies: list[Study]) -> list[str]:
@@ -171,6 +193,10 @@ def _body(client: Client, args: argparse.Namespace, settings: Settings, problems
     }
     if args.effort:
         body["effort"] = args.effort
+    if args.sampler:
+        body["sampler"] = args.sampler
+    if args.stop_early is not None:
+        body["stop_early"] = args.stop_early
     if args.protocol:
         body["protocol"] = {"kind": args.protocol}
     return body

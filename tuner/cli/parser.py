@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from search_space.request import PROTOCOL_KINDS
+from search_space.samplers import SAMPLERS
 from tuner.cli.errors import UsageError
 from tuner.settings import ENGINES
 
@@ -161,6 +162,13 @@ def _job_commands(commands: Any) -> None:
     tune.add_argument("--trials", type=int, metavar="N", help="candidates to try for each problem")
     tune.add_argument("--wall-s", type=float, metavar="SECONDS", help="time limit for each problem")
     tune.add_argument("--effort", choices=("quick", "normal", "full"), help="preset of trials and time")
+    tune.add_argument("--sampler", choices=SAMPLERS, help="who chooses the next config")
+    tune.add_argument(
+        "--stop-early",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end when another trial is expected to gain less than the noise (default: unless --trials is given)",
+    )
     tune.add_argument("--seed", type=int, default=0, help="same seed, same answer (default 0)")
     tune.add_argument("--mode", choices=("measure", "model"), help="run on a GPU, or rank by the performance model")
     tune.add_argument(
@@ -177,6 +185,9 @@ def _job_commands(commands: Any) -> None:
     show.add_argument("id", metavar="ID", help="job or study")
     show.add_argument(
         "--optuna", metavar="URL", help="also write the studies to an Optuna storage, for optuna-dashboard"
+    )
+    show.add_argument(
+        "--plots", metavar="DIR", help="draw knob importance, slices, pairs, coverage and what was turned away (SVG)"
     )
     _url(show)
     cancel = _command(commands, "cancel", "jobs", "cancel", "stop a job and keep what is done")
@@ -328,6 +339,16 @@ def _search_commands(commands: Any) -> None:
     replay.add_argument("--winners-device", default="NVIDIA H200", metavar="NAME", help="their device (NVIDIA H200)")
     replay.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")
     replay.add_argument("--plots", metavar="DIR", help="write pictures (SVG)")
+    replay.add_argument(
+        "--table",
+        metavar="DIR",
+        help="instead of strategies: every sampler with every source, and the anchors, as Markdown; what was made is "
+        "kept in DIR, and the same command goes on where it stopped",
+    )
+    replay.add_argument(
+        "--slow-seeds", type=_positive, metavar="N", help="with --table: runs of TPE and CMA-ES (as --seeds)"
+    )
+    replay.add_argument("--only", nargs="+", default=[], metavar="ROW", help="with --table: make only these rows now")
     _landscapes(replay)
 
 

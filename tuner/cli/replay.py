@@ -28,6 +28,9 @@ def replay(args: argparse.Namespace, settings: Settings) -> None:
     from tuner.replay_report import replay as replay_all
 
     output = Output(as_json=args.json)
+    if args.table:
+        _table(args, settings, output)
+        return
     try:
         plan = _plan(args)
         content = replay_all(plan, processes=args.processes or settings.tuner.compile_processes, say=warn)
@@ -45,6 +48,30 @@ def replay(args: argparse.Namespace, settings: Settings) -> None:
             output.text(f"pictures: {args.plots}")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _table(args: argparse.Namespace, settings: Settings, output: Output) -> None:
+    """Make what is missing of the whole table, and print it. Raises UsageError."""
+    from kernels.artifacts import write_atomically
+    from tuner.landscape import LandscapeError
+    from tuner.replay import ReplayError
+    from tuner.replay_table import TABLE, make_table, markdown
+
+    folder, processes = Path(args.table), args.processes or settings.tuner.compile_processes
+    try:
+        content = make_table(
+            _plan(args), folder, processes=processes, say=warn, only=args.only, slow_seeds=args.slow_seeds
+        )
+        content = {"command": shlex.join(["gemm-tuner", *sys.argv[1:]]), **content}
+        write_atomically(folder / TABLE, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    except (LandscapeError, ReplayError) as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}") from error
+    output.document(content)
+    output.text(markdown(content))
+    for row, why in content["missing"].items():
+        warn(f"left out: {row}: {why}")
 
 
 def _plan(args: argparse.Namespace) -> Plan:

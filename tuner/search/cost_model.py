@@ -12,12 +12,13 @@ import gzip
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import product
 from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search_space.features import KNOB_NAMES, NAMES, Features
+from search_space.features import NAMES, Features
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ PRIOR_SD = 0.15  # of the performance model's error, H200, 830 trials of 27 shap
 OFFSET_SD = 0.10  # of what all configs of a problem share
 NOISE_SD = 0.006  # of a measured time
 # Of the study's correction: how far it may go, over which distance between knobs it carries, and what it leaves.
-SCALES = (0.03, 0.06, 0.12, 0.2)
+SCALES = (0.5, 1.0, 2.0)  # times what the prior may be off
 LENGTHS = (0.7, 1.4, 2.8)
 NUGGETS = (0.01, 0.03)
 
@@ -163,62 +164,67 @@ class Belief:
     sd: Vector
 
 
-class StudyModel:
-    """Prior of each config, corrected by the trials of one study."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a study's correction: how far it goes, over which distance between knobs it carries, and what it leaves."""
 
-    def __init__(self, known: Sequence[Features], log_times: Vector, prior: Belief) -> None:
-        """`known` are the configs that were timed, `prior` what was expected of them."""
-        self._knobs = np.array([one.knobs for one in known]).reshape(len(known), len(KNOB_NAMES))
-        self._rest = log_times - prior.mean
-        self._prior_sd = prior.sd
-        self._scale, self._length, nugget = self._fitted()
-        self._noise = np.diag(np.full(len(known), nugget**2 + NOISE_SD**2))
-        self._factor = np.linalg.cholesky(self._covariance() + self._noise)
+    scale: float
+    length: float
+    nugget: float
+
+
+class StudyModel:
+    """Prior of each config, corrected by the trials of one study.
+
+    shape: of the correction, the one that makes the trials most likely
+    """
+
+    def __init__(self, knobs: Vector, log_times: Vector, prior: Belief, shape: Shape | None = None) -> None:
+        """`knobs` of the configs that were timed, a row each; `prior` is what was expected of them."""
+        self._knobs, self._rest, self._prior_sd = knobs, log_times - prior.mean, prior.sd
+        distance = _distances(knobs, knobs)
+        self.shape = shape or _fitted(distance, prior.sd, self._rest)
+        covariance = _covariance(distance, prior.sd, prior.sd, self.shape) + _noise(len(knobs), self.shape)
+        self._factor = np.linalg.cholesky(covariance)
         self._weights = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, self._rest))
 
-    def believe(self, asked: Sequence[Features], prior: Belief) -> Belief:
+    def believe(self, knobs: Vector, prior: Belief) -> Belief:
         """What is expected of other configs, now that the trials are known."""
-        knobs = np.array([one.knobs for one in asked]).reshape(len(asked), len(KNOB_NAMES))
-        across = self._kernel(self._knobs, knobs, self._prior_sd, prior.sd)
+        across = _covariance(_distances(self._knobs, knobs), self._prior_sd, prior.sd, self.shape)
         mean = prior.mean + across.T @ self._weights
         explained = np.linalg.solve(self._factor, across)
-        variance = self._own_variance(prior.sd) - (explained**2).sum(axis=0)
+        variance = OFFSET_SD**2 + self.shape.scale**2 * prior.sd**2 - (explained**2).sum(axis=0)
         return Belief(mean, np.sqrt(np.maximum(variance, NOISE_SD**2)))
 
-    def _covariance(self) -> Vector:
-        return self._kernel(self._knobs, self._knobs, self._prior_sd, self._prior_sd)
 
-    def _kernel(self, left: Vector, right: Vector, left_sd: Vector, right_sd: Vector) -> Vector:
-        """What two configs share: the problem's offset, and more the closer their knobs are.
-
-        A config of which little was known before may be corrected by more.
-        """
-        square = ((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=2)
-        near = np.exp(-np.sqrt(square + 1e-12) / self._length)
-        return np.asarray(OFFSET_SD**2 + self._scale**2 * np.outer(left_sd, right_sd) * near)
-
-    def _own_variance(self, sd: Vector) -> Vector:
-        return np.asarray(OFFSET_SD**2 + self._scale**2 * sd**2)
-
-    def _fitted(self) -> tuple[float, float, float]:
-        """The scale, length and nugget that make the trials most likely."""
-        best, found = -np.inf, (1.0, LENGTHS[1], NUGGETS[0])
-        for scale in (0.5, 1.0, 2.0):
-            for length in LENGTHS:
-                self._scale, self._length = scale, length
-                covariance = self._covariance()
-                for nugget in NUGGETS:
-                    noise = np.diag(np.full(len(self._rest), nugget**2 + NOISE_SD**2))
-                    likelihood = _log_likelihood(covariance + noise, self._rest)
-                    if likelihood > best:
-                        best, found = likelihood, (scale, length, nugget)
-        return found
+def _distances(left: Vector, right: Vector) -> Vector:
+    square = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
+    return np.asarray(np.sqrt(np.maximum(square, 1e-12)))
 
 
-def _log_likelihood(covariance: Vector, values: Vector) -> float:
-    factor = np.linalg.cholesky(covariance)
-    white = np.linalg.solve(factor, values)
-    return float(-0.5 * white @ white - np.log(np.diag(factor)).sum())
+def _covariance(distance: Vector, left_sd: Vector, right_sd: Vector, shape: Shape) -> Vector:
+    """What two configs share: the problem's offset, and more the closer their knobs are.
+
+    A config of which little was known before may be corrected by more.
+    """
+    near = np.exp(-distance / shape.length)
+    return np.asarray(OFFSET_SD**2 + shape.scale**2 * np.outer(left_sd, right_sd) * near)
+
+
+def _noise(count: int, shape: Shape) -> Vector:
+    return np.asarray(np.diag(np.full(count, shape.nugget**2 + NOISE_SD**2)))
+
+
+def _fitted(distance: Vector, prior_sd: Vector, rest: Vector) -> Shape:
+    """The shape that makes the trials most likely. All are tried at once: one by one took half of a suggestion."""
+    shapes = [Shape(*values) for values in product(SCALES, LENGTHS, NUGGETS)]
+    covariances = np.stack(
+        [_covariance(distance, prior_sd, prior_sd, shape) + _noise(len(rest), shape) for shape in shapes]
+    )
+    factors = np.linalg.cholesky(covariances)
+    white = np.linalg.solve(factors, np.broadcast_to(rest[:, None], (len(shapes), len(rest), 1)))[..., 0]
+    log_determinants = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    return shapes[int(np.argmax(-0.5 * (white**2).sum(axis=1) - log_determinants))]
 
 
 def prior_belief(model: CostModel | None, asked: Sequence[Features]) -> Belief:

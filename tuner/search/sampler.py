@@ -18,9 +18,10 @@ import optuna
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from search_space.samplers import LEARNED, SAMPLERS
 from search_space.starting import PRESETS
 from tuner.search.knobs import KnobSpace
-from tuner.search.samplers import KINDS, LEARNED, MODEL_FREE, OPTUNA, Candidates, LearnedSampler, optuna_sampler
+from tuner.search.samplers import MODEL_FREE, OPTUNA, Candidates, LearnedSampler, optuna_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from tuner.search.searched import SearchedSpace
 
 _STUDY = "search"
-SAMPLERS = KINDS
 MAX_ATTEMPTS = 8  # of drawing a config that was not asked before; then the seeded order decides
 REPAIR_DRAWS = 100  # half a millisecond
 STARTUP_TRIALS = 10  # timed trials before a sampler of Optuna's models anything; starting configs are among them
+LEAST_TIMED = 8  # trials before the study's own correction of the model means anything
 MAX_WITHOUT_TIME = 8  # trials in a row without a time, after which TPE has lost its way and a legal config is drawn
 
 
@@ -88,7 +89,7 @@ class ConfigSampler:
         self._space = space
         self._knobs = KnobSpace(space.arch, space.choices)
         self._order: Iterator[GemmConfig] | None = None
-        self._storage, self._study = _quiet_study()
+        self._storage, self._study = quiet_study()
         self._told = 0  # trials 0 .. told - 1 are in the study
         self._timed = 0  # of them, those with a time
         self._without_time = 0  # of them, those since the last one with a time
@@ -97,7 +98,14 @@ class ConfigSampler:
         self._heard: set[GemmConfig] = set()
         self._model, self._also = model, also
         self._candidates: Candidates | None = None
-        self.gain: float | None = None
+        self.gain: float | None = None  # expected of the config asked last, as a share of the best time; ours alone
+
+    def expects_less(self, than: float) -> bool:
+        """Whether the config asked last is expected to gain less than this share of the best time.
+
+        Depends on what the config depends on, so that a study which stops here stops here again.
+        """
+        return self._timed >= LEAST_TIMED and self.gain is not None and self.gain < than
 
     def claim(self, config: GemmConfig) -> None:
         """This config is asked without the sampler (a starting config, a stored trial): never suggest it."""
@@ -117,6 +125,7 @@ class ConfigSampler:
         Numbers must be asked in rising order; raises RuntimeError when `ready(number)` does not hold.
         """
         self._feed(number)
+        self.gain = None
         config = self._draw(number)
         if config is None:
             config = self._next_in_order()
@@ -199,7 +208,7 @@ class ConfigSampler:
         return self._knobs.config({**self._knobs.only_values, **params})
 
     def _asked_in_a_copy(self, sampler: BaseSampler) -> dict[str, Any]:
-        copy = _quiet_study()[1]
+        copy = quiet_study()[1]
         copy.sampler = sampler
         copy.add_trials(self._study.get_trials(deepcopy=False))
         with warnings.catch_warnings():
@@ -222,7 +231,7 @@ class ConfigSampler:
         return next((config for config in self._order if config not in self._asked), None)
 
 
-def _quiet_study() -> tuple[InMemoryStorage, optuna.Study]:
+def quiet_study() -> tuple[InMemoryStorage, optuna.Study]:
     storage = InMemoryStorage()
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created in memory" is news to nobody

@@ -16,10 +16,11 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import TrialState
 
+from search_space.features import KNOB_NAMES
 from tuner.search.cost_model import Belief, CostModel, StudyModel, expected_improvement, prior_belief
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from optuna.distributions import BaseDistribution
     from optuna.study import Study
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from kernels.config import GemmConfig
     from search_space.features import Features
+    from tuner.search.cost_model import Vector
     from tuner.search.knobs import KnobSpace
     from tuner.search.searched import SearchedSpace
 
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 MODEL_FREE = ("random", "brute")
 OPTUNA = ("tpe", "gp", "cmaes")
-LEARNED = "learned"
-KINDS = (*OPTUNA, LEARNED, *MODEL_FREE)
 
 WHOLE = 1500  # configs of a space that is looked at whole
 MODEL_PICKS = 300  # of a larger one: what the performance model likes best among all tiles, ...
@@ -122,6 +122,9 @@ class Candidates:
     best, configs that are known to be good, and some at random. The neighbours of the study's best trials join it. The
     last knobs (order of tiles, epilogue) hardly matter to the model and differ between neighbours: so they are tried on
     the best few.
+
+    Configs are numbered as they come, and everything known of them is kept by number: hashing the 18 knobs of a config
+    takes microseconds, and a sampler looks at thousands of them for every trial.
     """
 
     def __init__(
@@ -131,45 +134,64 @@ class Candidates:
         if space.features is None:
             raise ValueError("a learned sampler needs a space that knows its problem")
         self._space, self._describe, self.model = space, space.features, model
+        self.configs: list[GemmConfig] = []
         self._features: dict[GemmConfig, Features] = {}
-        self._mean: dict[GemmConfig, float] = {}
-        self._sd: dict[GemmConfig, float] = {}
-        self._around: dict[GemmConfig, list[GemmConfig]] = {}
-        self.pool = self._pool(rng, [config for config in also if space.rejection(config) is None])
+        self._number: dict[GemmConfig, int] = {}
+        self._knobs = np.empty((0, len(KNOB_NAMES)))
+        self._mean, self._sd = np.empty(0), np.empty(0)
+        self._around: dict[int, list[int]] = {}
+        self._of_trial: dict[int, int] = {}
+        self.pool = self.numbers(self._pool(rng, [config for config in also if space.rejection(config) is None]))
 
     def _pool(self, rng: random.Random, also: list[GemmConfig]) -> list[GemmConfig]:
         configs = self._space.configs
         if len(configs) <= WHOLE:
             return list(dict.fromkeys((*also, *configs)))
         drawn = dict.fromkeys(configs[rng.randrange(len(configs))] for _ in range(POOL_DRAWS))
-        best = sorted(drawn, key=lambda config: (self.features(config).model_us, config.key))[:POOL_PICKS]
+        best = sorted(drawn, key=lambda config: (self._feature(config).model_us, config.key))[:POOL_PICKS]
         return list(dict.fromkeys((*also, *self._space.picks(MODEL_PICKS), *best)))
 
-    def around(self, best: Sequence[GemmConfig]) -> Iterator[GemmConfig]:
-        """Legal configs one knob away from these."""
-        for config in best:
-            if config not in self._around:
-                steps = self._space.neighbours(config, random.Random(config.key))
-                legal = (neighbour for neighbour in steps if self._space.rejection(neighbour) is None)
-                self._around[config] = list(islice(legal, STEPS_EACH))
-            yield from self._around[config]
-
-    def features(self, config: GemmConfig) -> Features:
-        """Of a config, worked out once."""
+    def _feature(self, config: GemmConfig) -> Features:
         if config not in self._features:
             self._features[config] = self._describe(config)
         return self._features[config]
 
-    def prior(self, configs: Sequence[GemmConfig]) -> Belief:
-        """What is expected of configs without this study's trials, worked out once for each."""
-        new = [config for config in dict.fromkeys(configs) if config not in self._mean]
+    def numbers(self, configs: Sequence[GemmConfig]) -> list[int]:
+        """Numbers of configs; those that are new are described, and what is expected of them is worked out."""
+        new = [config for config in dict.fromkeys(configs) if config not in self._number]
         if new:
-            belief = prior_belief(self.model, [self.features(config) for config in new])
-            self._mean |= dict(zip(new, belief.mean.tolist(), strict=True))
-            self._sd |= dict(zip(new, belief.sd.tolist(), strict=True))
-        return Belief(
-            np.array([self._mean[config] for config in configs]), np.array([self._sd[config] for config in configs])
-        )
+            described = [self._feature(config) for config in new]
+            belief = prior_belief(self.model, described)
+            self._number |= {config: len(self.configs) + place for place, config in enumerate(new)}
+            self.configs += new
+            self._knobs = np.concatenate([self._knobs, [one.knobs for one in described]])
+            self._mean, self._sd = np.append(self._mean, belief.mean), np.append(self._sd, belief.sd)
+        return [self._number[config] for config in configs]
+
+    def number_of_trial(self, trial: FrozenTrial, knobs: KnobSpace) -> int:
+        """Number of the config of a finished trial of the study."""
+        known = self._of_trial.get(trial.number)
+        if known is None:
+            known = self._of_trial[trial.number] = self.numbers([knobs.config(trial.params)])[0]
+        return known
+
+    def around(self, best: Sequence[int]) -> list[int]:
+        """Legal configs one knob away from these."""
+        for number in best:
+            if number not in self._around:
+                config = self.configs[number]
+                steps = self._space.neighbours(config, random.Random(config.key))
+                legal = (neighbour for neighbour in steps if self._space.rejection(neighbour) is None)
+                self._around[number] = self.numbers(list(islice(legal, STEPS_EACH)))
+        return [number for of in best for number in self._around[of]]
+
+    def prior(self, numbers: Sequence[int]) -> Belief:
+        """What is expected of configs without this study's trials."""
+        return Belief(self._mean[numbers], self._sd[numbers])
+
+    def knobs(self, numbers: Sequence[int]) -> Vector:
+        """Their knobs as numbers, a row each."""
+        return self._knobs[numbers]
 
 
 class LearnedSampler(OwnSampler):
@@ -200,31 +222,36 @@ class LearnedSampler(OwnSampler):
 
     def choose(self, study: Study) -> GemmConfig | None:
         """The config, or None when every candidate was asked."""
+        candidates = self._candidates
         told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        known = {self._knobs.config(one.params): float(one.value or 0.0) for one in told}
-        ranked = sorted(known, key=lambda config: (known[config], config.key))
-        nearby = self._candidates.around(ranked[:BEST_TRIALS])
-        open_ones = [c for c in dict.fromkeys((*self._candidates.pool, *nearby)) if c not in self._taken]
+        known = {candidates.number_of_trial(one, self._knobs): float(one.value or 0.0) for one in told}
+        ranked = sorted(known, key=known.__getitem__)  # of equal ones the earlier trial
+        taken = set(candidates.numbers(list(self._taken)))
+        nearby = candidates.around(ranked[:BEST_TRIALS])
+        open_ones = [number for number in dict.fromkeys((*candidates.pool, *nearby)) if number not in taken]
         if not open_ones:
             return None
         belief = self._belief(known, open_ones)
         if not known:
-            return open_ones[int(np.argmin(belief.mean))]
+            return candidates.configs[open_ones[int(np.argmin(belief.mean))]]
         gains = expected_improvement(belief, min(known.values()))
         self.gain = float(gains.max())
-        return open_ones[int(np.argmax(gains))]
+        return candidates.configs[open_ones[int(np.argmax(gains))]]
 
-    def _belief(self, known: Mapping[GemmConfig, float], asked: Sequence[GemmConfig]) -> Belief:
+    def _belief(self, known: Mapping[int, float], asked: Sequence[int]) -> Belief:
+        candidates = self._candidates
         if not known:
-            return self._candidates.prior(asked)
-        configs, times = list(known), np.array(list(known.values()))
-        model = self._model(configs, times)
+            return candidates.prior(asked)
+        numbers, log_times = list(known), np.array(list(known.values()))
+        model = StudyModel(candidates.knobs(numbers), log_times, candidates.prior(numbers))
         if self._flying:
-            flying = [self._candidates.features(config) for config in self._flying]
-            expected = model.believe(flying, self._candidates.prior(self._flying))
-            model = self._model([*configs, *self._flying], np.concatenate([times, expected.mean]))
-        return model.believe([self._candidates.features(c) for c in asked], self._candidates.prior(asked))
-
-    def _model(self, configs: Sequence[GemmConfig], log_times: Any) -> StudyModel:
-        features = [self._candidates.features(config) for config in configs]
-        return StudyModel(features, log_times, self._candidates.prior(configs))
+            flying = candidates.numbers(self._flying)
+            expected = model.believe(candidates.knobs(flying), candidates.prior(flying)).mean
+            everything = [*numbers, *flying]
+            model = StudyModel(
+                candidates.knobs(everything),
+                np.concatenate([log_times, expected]),
+                candidates.prior(everything),
+                shape=model.shape,
+            )
+        return model.believe(candidates.knobs(asked), candidates.prior(asked))
