@@ -90,7 +90,7 @@ def test_wrong_requests_are_one_line(
     assert error.count("\n") == 1
 
 
-# Tuned again after the landscape was recorded, with a config that its space did not hold; out of here with the next one.
+# Tuned again after the landscape was recorded, with a config that its space did not hold; to be recorded anew.
 BETTER_SINCE = {"128x9472x3584"}
 
 
