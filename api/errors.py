@@ -9,6 +9,7 @@ ApiError                    status  when
   x RepeatedKey             422     a JSON key or a query parameter is given twice
   x Conflict                409     what is stored does not allow it (key used for another body, export not ready)
   x UnverifiedResult        409     an export of a result that lacks evidence
+  x WithdrawnResult         410     the result was published, and its kernel was found to be bad
   x BundleMissing           410     the bundle's file is gone
   x BodyTooLarge            413     the request body is over the limit
 
@@ -97,6 +98,12 @@ class UnverifiedResult(ApiError):
     """The result lacks the evidence that a published kernel has."""
 
     status = 409
+
+
+class WithdrawnResult(ApiError):
+    """The result's kernel was found to be bad after it was published: nothing hands it out any more."""
+
+    status = 410
 
 
 class BundleMissing(ApiError):

@@ -38,6 +38,14 @@ class ArtifactStore:
             raise ArtifactError(f"cannot store artifact {sha256[:12]} under {self.root}: {error.strerror}") from error
         return sha256
 
+    def holds(self, sha256: str) -> bool:
+        """Whether the artifact is there with all its bytes."""
+        try:
+            self.read(sha256)
+        except ArtifactError:
+            return False
+        return True
+
     def read(self, sha256: str) -> bytes:
         """The stored bytes. Raises ArtifactError when they are missing or no longer have this hash."""
         try:

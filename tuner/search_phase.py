@@ -13,13 +13,22 @@ So a study that is killed at any moment and resumed from the saved trials goes o
 from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from search_space.checks import rejection
 from search_space.model import predict
 from search_space.request import Mode, TuneRequest
-from tuner.engine.base import CompileJob, CompileReply, Engine, EvaluateJob, EvaluateReply, WorkerLost
+from tuner.engine.base import (
+    CompileJob,
+    CompileReply,
+    Engine,
+    EngineError,
+    EvaluateJob,
+    EvaluateReply,
+    ModuleChanged,
+    WorkerLost,
+)
 from tuner.engine.incumbent import Incumbent, best_of
 from tuner.records import Evidence, Outcome, Trial
 
@@ -52,7 +61,12 @@ class SearchLimits:
 
 @dataclass(slots=True)
 class _Slot:
-    """A trial in flight: its config, the future it waits for, and what is known so far."""
+    """A trial in flight: its config, the future it waits for, and what is known so far.
+
+    evaluating: what runs on the GPU, once the module is taken up
+    lost: workers that went away under it
+    rebuilding: the stored module was damaged, and the future builds it again
+    """
 
     number: int
     config: GemmConfig
@@ -60,6 +74,7 @@ class _Slot:
     kernel: CompiledKernel | None = None
     evaluating: EvaluateJob | None = None
     lost: int = 0
+    rebuilding: bool = False
 
 
 class SearchPhase:
@@ -208,7 +223,7 @@ class SearchPhase:
         """Finish what is finished; then take up modules in number order as far as they are built."""
         for slot in sorted(self._slots.values(), key=lambda slot: slot.number):
             if slot.evaluating is not None and slot.future.done():
-                self._evaluated(slot)
+                self._rebuilt(slot) if slot.rebuilding else self._evaluated(slot)
         while self._taken_up < self._next:
             slot_or_none = self._slots.get(self._taken_up)
             if slot_or_none is not None and not self._take_up(slot_or_none):
@@ -280,6 +295,12 @@ class SearchPhase:
     def _evaluated(self, slot: _Slot) -> None:
         try:
             reply: EvaluateReply = slot.future.result()
+        except ModuleChanged as error:
+            slot.lost += 1
+            if slot.lost > self._limits.worker_retries:
+                raise EngineError(f"{error}, {slot.lost} times: see to the disk, then resume the study") from error
+            slot.future, slot.rebuilding = self._compile(slot.config), True
+            return
         except WorkerLost as error:
             slot.lost += 1
             if slot.lost <= self._limits.worker_retries:
@@ -289,6 +310,27 @@ class SearchPhase:
             # Says nothing about the kernel, and by these words the store knows: db.queries.devices.LOST_WORKERS.
             reply = EvaluateReply(outcome=Outcome.CRASHED, reason=f"lost {slot.lost} workers on the GPU: {error}")
         self._finish(slot, reply)
+
+    def _rebuilt(self, slot: _Slot) -> None:
+        """Evaluate the module that was built anew. Raises EngineError where it cannot be: the study goes on later."""
+        slot.rebuilding = False
+        try:
+            reply: CompileReply = slot.future.result()
+        except WorkerLost as error:
+            slot.lost += 1
+            if slot.lost > self._limits.worker_retries:
+                raise EngineError(f"a stored module was damaged, and building it again failed: {error}") from error
+            slot.future, slot.rebuilding = self._compile(slot.config), True
+            return
+        assert slot.kernel is not None
+        if reply.kernel is None or reply.outcome is not None or reply.kernel.source_hash != slot.kernel.source_hash:
+            what = reply.reason or "the template now generates another source for its config"
+            raise EngineError(f"a stored module was damaged, and building it again failed: {what}; resume the study")
+        slot.kernel = reply.kernel
+        assert slot.evaluating is not None  # with the incumbent of then
+        path = self._engine.module_path(reply.kernel.sha256)
+        slot.evaluating = replace(slot.evaluating, module_path=path, module_sha256=reply.kernel.sha256)
+        slot.future = self._engine.evaluate(slot.evaluating)
 
     def _fail(self, slot: _Slot, outcome: Outcome, reason: str) -> None:
         self._finish(slot, EvaluateReply(outcome=outcome, reason=reason))

@@ -126,9 +126,7 @@ class StudyRecorder:
 
     def _fail(self, number: int, *, outcome: str, reason: str, evidence: list[str] | None = None) -> None:
         def fail(session: Session) -> None:
-            row = queries.fail_trial(
-                session, self._study_id, number, outcome=outcome, reason=reason, evidence=evidence
-            )
+            row = queries.fail_trial(session, self._study_id, number, outcome=outcome, reason=reason, evidence=evidence)
             if row is not None:
                 queries.withdraw_source(session, self._study_id, row)
 

@@ -111,9 +111,7 @@ def place_of(  # noqa: PLR0917  (the order of the unique key)
     return (*shape, dtype, layout, arch, device_name, protocol)
 
 
-def withdrawn_without_answer(
-    session: Session, *, device_name: str, dtype: str | None, limit: int
-) -> Sequence[Result]:
+def withdrawn_without_answer(session: Session, *, device_name: str, dtype: str | None, limit: int) -> Sequence[Result]:
     """The newest withdrawn revision of each problem that no revision answers any more. Called by the shape map."""
     query = select(Result).where(Result.withdrawn_at.is_not(None), Result.revision.is_not(None))
     query = query.where(Result.device_name == device_name, or_(dtype is None, Result.dtype == dtype))

@@ -381,7 +381,9 @@ def test_database_that_is_not_ours_is_one_line_and_exit_status_1(
     "kind",
     [FaultKind.WRONG_ELEMENT, FaultKind.FAULTS, FaultKind.WRONG_RARELY, FaultKind.RACES_WHEN_STRESSED],
 )
-def test_published_revision_that_a_later_study_finds_to_be_bad_is_withdrawn(settings: Settings, kind: FaultKind) -> None:
+def test_published_revision_that_a_later_study_finds_to_be_bad_is_withdrawn(
+    settings: Settings, kind: FaultKind
+) -> None:
     """Found in a trial, in the final or by a check: the next best is published in its place, and the history says why."""
     submit(settings, request(16))
     serve_until_idle(settings)

@@ -33,6 +33,7 @@ from tuner.engine.base import (
     EvaluateReply,
     FinalJob,
     FinalReply,
+    ModuleChanged,
     WorkerLost,
 )
 from tuner.engine.faults import (
@@ -161,7 +162,7 @@ class FakeEngine:
 
     def has_module(self, sha256: str) -> bool:
         """See Engine."""
-        return self._artifacts is None or self._artifacts.path(sha256).is_file()
+        return self._artifacts is None or self._artifacts.holds(sha256)
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine."""
@@ -211,7 +212,13 @@ class FakeEngine:
                 raise EngineError(str(error)) from error
         return CompileReply(kernel=kernel)
 
+    def _load(self, job: EvaluateJob | CertifyJob) -> None:
+        """As a child does before a kernel runs. Raises ModuleChanged."""
+        if not self.has_module(job.module_sha256):
+            raise ModuleChanged(f"{job.module_path} is not what was stored under {job.module_sha256[:12]}")
+
     def _evaluate(self, job: EvaluateJob) -> EvaluateReply:
+        self._load(job)
         fault = self._fault(job.config, *GPU_PHASES)
         times = self._options.times
         if fault is not None and fault.kind is FaultKind.DATABASE_LOCKED and self._other_writer is not None:
@@ -247,6 +254,7 @@ class FakeEngine:
         assert self._device.environment is not None
         failures = {}
         for candidate in job.candidates:
+            self._load(candidate)
             fault = self._fault(candidate.config, "final")
             if fault is not None and fault.shows is Shows.FINAL:
                 reason = self._reason(fault, job.problem, candidate.config)
@@ -273,6 +281,7 @@ class FakeEngine:
         return None
 
     def _certify(self, job: CertifyJob) -> CertifyReply:
+        self._load(job)
         fault = self._fault(job.config, "certify")
         checks: list[Check] = []
         tools = (CHECKERS,) if isinstance(job.config, Sm100GemmConfig) else ()

@@ -233,7 +233,7 @@ class LocalEngine:
 
     def has_module(self, sha256: str) -> bool:
         """See Engine."""
-        return self._machine.artifacts.path(sha256).is_file()
+        return self._machine.artifacts.holds(sha256)
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine. A GPU child that is in the middle of a dropped job is ended; the next job starts a fresh one."""
