@@ -110,7 +110,7 @@ class SearchPhase:
         self._incumbent: Incumbent | None = None  # of the trials below _incumbent_next
         self._incumbent_next = 0
         self._exhausted = False
-        self._racing = True
+        self._is_over = False  # the search: what is tried now is for the final
         for config in self._starting:
             sampler.claim(config)
 
@@ -148,7 +148,7 @@ class SearchPhase:
             number = max([self._next, *(known + 1 for known in self.trials)])
             self._slots.clear()
             self._next = self._taken_up = number
-            self._racing = False
+            self._is_over = True
             try:
                 self._start(number, config)
                 self._next += 1
@@ -214,7 +214,9 @@ class SearchPhase:
             self._slots[number] = _Slot(number, config, self._compile(config))
 
     def _compile(self, config: GemmConfig) -> Future[CompileReply]:
-        job = CompileJob(problem=self._request.problem, config=config, sm_count=self._profile.sm_count)
+        job = CompileJob(
+            problem=self._request.problem, config=config, sm_count=self._profile.sm_count, urgent=self._is_over
+        )
         return self._engine.compile(job)
 
     # ------------------------------------------------------------------ taking up modules, finishing trials
@@ -269,7 +271,7 @@ class SearchPhase:
             slot.future = self._engine.evaluate(slot.evaluating)
 
     def _evaluate_job(self, slot: _Slot, kernel: CompiledKernel) -> EvaluateJob:
-        incumbent = self._incumbent_of(slot.number) if self._racing else None
+        incumbent = None if self._is_over else self._incumbent_of(slot.number)
         return EvaluateJob(
             problem=self._request.problem,
             config=slot.config,
@@ -281,6 +283,7 @@ class SearchPhase:
             incumbent_ratio=incumbent.ratio if incumbent else None,
             seed=self._request.seed,
             phase="trial",
+            urgent=self._is_over,
         )
 
     def _incumbent_of(self, number: int) -> Incumbent | None:

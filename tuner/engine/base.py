@@ -83,11 +83,13 @@ class CompileJob:
     problem: what it computes
     config: knobs
     sm_count: SMs of the device it is built for
+    urgent: whether the result of a finished search waits for it
     """
 
     problem: GemmProblem
     config: GemmConfig
     sm_count: int
+    urgent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +120,7 @@ class EvaluateJob:
     incumbent_ratio: of torch.matmul's time to that median, in the same rounds: what decides, where it is known
     seed: of the input data
     phase: "trial" while searching, "final" for a finalist
+    urgent: whether the result of a finished search waits for it
     """
 
     problem: GemmProblem
@@ -130,6 +133,7 @@ class EvaluateJob:
     seed: int
     phase: Literal["trial", "final"]
     incumbent_ratio: float | None = None
+    urgent: bool = False
 
     @property
     def raced_against(self) -> Incumbent | None:

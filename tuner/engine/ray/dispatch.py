@@ -102,7 +102,10 @@ class Dispatcher:
         lane = COMPILE if method == "compile" else profile.name
         ticket = Ticket(method, profile, job, lane)
         with self._lock:
-            self._queues.setdefault(lane, deque()).append(ticket)
+            queue = self._queues.setdefault(lane, deque())
+            # What ends a study goes before candidates; a study has one such job for all of its candidates.
+            place = sum(waiting.is_urgent for waiting in queue) if ticket.is_urgent else len(queue)
+            queue.insert(place, ticket)
             self._served_s.setdefault(lane, self._clock())
             self._pump(lane)
         return ticket
