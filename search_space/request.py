@@ -20,6 +20,7 @@ from kernels.devices import PROFILES, DeviceProfile, default_profile, profile_na
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import Dtype, GemmProblem, Layout
 from kernels.rules import problem_violation
+from search_space.memory import shortage
 from search_space.space import choices
 
 MAX_TRIALS = 100_000
@@ -307,6 +308,8 @@ class TuneRequest:
                 f"{roomiest.name} has {roomiest.memory_bytes} B",
                 field="problem",
             )
+        if self.mode is Mode.MEASURE and (reason := shortage(self.problem, roomiest)):
+            raise RequestError(f"{reason}: split the product into several, or ask for mode 'model'", field="problem")
 
     @property
     def profile(self) -> DeviceProfile:
