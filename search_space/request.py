@@ -300,7 +300,7 @@ class TuneRequest:
     def _check_problem(self) -> None:
         if reason := problem_violation(self.problem, arch_named(self.arch)):
             raise RequestError(reason, field=reason.split(" ", 1)[0])
-        rooms = [p for p in PROFILES if p.arch.name == self.arch and self.device in (None, p.name)]
+        rooms = [self.profile] if self.device else [p for p in PROFILES if p.arch.name == self.arch]
         roomiest = max(rooms, key=lambda profile: profile.memory_bytes)
         if self.problem.min_bytes > roomiest.memory_bytes:
             raise RequestError(

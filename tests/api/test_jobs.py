@@ -10,6 +10,7 @@ import pytest
 
 from api.services.jobs import time_left_s
 from db import queries
+from search_space.request import TuneRequest
 from tests.api.conftest import H200_ENVIRONMENT, Service, job_body
 
 
@@ -300,3 +301,19 @@ def test_time_left_comes_from_the_pace_so_far() -> None:
     assert left(study("RUNNING", 4, 20.0), study("QUEUED"), study("QUEUED")) == 30.0 + 2 * 50.0
     assert left(study("DONE", 10, 100.0, 40.0), study("QUEUED")) == 40.0
     assert left(study("DONE", 10, 100.0, 40.0)) == 0.0
+
+
+def test_device_that_the_service_lists_is_taken_back_by_its_name(service: Service) -> None:
+    """The engine `fake` announces invented devices: jobs and questions name them as the list does."""
+    with service.db.write() as session:
+        queries.upsert_device(
+            session, uuid="GPU-f", name="Fake H200", arch="sm_90a", sm_count=132, environment={"sm_count": 132}
+        )
+    names = [device["name"] for device in service.http.get("/v1/devices").json()["devices"]]
+    assert names == ["Fake H200"]
+    job = service.submit(arch=None, device="Fake H200")
+    study = service.study(job["studies"][0]["id"])
+    assert (study.device_name, TuneRequest.from_dict(study.request).device) == ("Fake H200", "Fake H200")
+    service.add_result(device_name="Fake H200")
+    asked = {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", "device": "fake h200"}
+    assert service.http.get("/v1/best", params=asked).json()["device"] == "Fake H200"

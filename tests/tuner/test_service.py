@@ -426,3 +426,13 @@ def test_workers_lost_under_a_published_kernel_withdraw_nothing(settings: Settin
     with reading(settings) as session:
         best = queries.best_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
     assert best.revision == 1
+
+
+def test_invented_device_is_tuned_for_by_its_own_name(settings: Settings) -> None:
+    """As the list of devices shows it; its result answers for it."""
+    (study_id,) = submit(settings, TuneRequest(problem=PROBLEM, arch="sm_90a", device="Fake H200", budget=Budget(trials=4)))
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        assert queries.study(session, study_id).state == "DONE"
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+    assert result.device_name == "Fake H200"

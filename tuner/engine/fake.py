@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.artifacts import ArtifactError, ArtifactStore
 from kernels.compile import CompiledKernel
 from kernels.config import Sm100GemmConfig
+from kernels.devices import invented_name
 from kernels.ladder import StepConfig
 from search_space.model import predict
 from tuner.engine.base import (
@@ -406,7 +407,7 @@ class _Builds(Future[CertifyReply]):
 
 def fake_device(profile: DeviceProfile, *, live: bool = True, card: str = "") -> DeviceFacts:
     """An invented device with the limits and rates of a profile; `card` tells several of one name apart."""
-    name = f"Fake {profile.name.removeprefix('NVIDIA ')}"
+    name = invented_name(profile)
     uuid = f"GPU-{hashlib.sha256((name + card).encode()).hexdigest()[:32]}" if live else ""
     environment = Environment(
         gpu_name=name,
