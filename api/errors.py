@@ -23,7 +23,6 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -268,6 +267,7 @@ def http_error_response(request: Request, error: HTTPException) -> Response:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Map exceptions to the one shape. What is not mapped here is a 500, made by `api.middleware`."""
+    from fastapi.exceptions import RequestValidationError  # here: most of what uses this module needs no framework
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

@@ -20,6 +20,7 @@ from kernels.config import Sm90GemmConfig
 from tests.cli.conftest import ROOT
 from tests.db.rows import only_study, post_job, publish, report
 from tuner.bundle import load_bundle
+from tuner import service
 from tuner.cli import embedded, watch
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def test_tuner_that_breaks_ends_the_command(cli: Cli, monkeypatch: pytest.Monkey
     def broken(*_: object) -> None:
         raise DatabaseError("the disk is full")
 
-    monkeypatch.setattr(embedded, "run_service", broken)
+    monkeypatch.setattr(service, "run_service", broken)
     ran = cli(*TUNE[:-1])
     assert ran.status == 1
     assert "the tuner stopped: the disk is full" in ran.err
@@ -274,3 +275,16 @@ def test_best_says_that_a_revision_was_withdrawn_and_why(cli: Cli, home: Path) -
     assert (gone["revision"], gone["result_id"]) == (1, identity)
     history = cli("revisions", identity)
     assert "withdrawn: WRONG_RESULT" in " ".join(history.out.split())
+
+
+def test_best_imports_neither_the_framework_nor_what_only_tuning_needs(home: Path) -> None:
+    """Importing them took most of the time of the command."""
+    code = (
+        "import sys; from tuner.cli.main import main; main(['best', '4096x4096x4096', '--device', 'h200']);"
+        "heavy = {'fastapi', 'optuna', 'numpy', 'alembic', 'tvm', 'torch', 'psutil', 'jinja2'} & set(sys.modules);"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    environ = {**os.environ, "GEMM_TUNER_HOME": str(home)}
+    for _ in range(2):  # the first one makes the database, for which Alembic is needed
+        ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
