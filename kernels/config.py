@@ -7,7 +7,7 @@ readable; an unknown knob is an error.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import ceil
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,8 @@ GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
 Schedulers = ("static", "clc")
 Loads = ("tma", "cp_async")
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # made once: keys are asked for often
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +81,12 @@ class GemmConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every knob with its value."""
-        return asdict(self)
+        return {name: getattr(self, name) for name, _ in _kinds(type(self))}
 
     @property
     def key(self) -> str:
         """Canonical text: equal for equal configs of one architecture."""
-        return f"{self.arch.name}:{json.dumps(self.to_dict(), sort_keys=True, separators=(',', ':'))}"
+        return f"{self.arch.name}:{_canonical(self.to_dict())}"
 
     # ------------------------------------------------------------------ derived geometry
 

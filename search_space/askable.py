@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from kernels.rules import fit_violation
 from search_space.checks import depth_rejection, memory_rejection, tile_rejection
@@ -74,6 +74,16 @@ class AskableConfigs(Sequence["GemmConfig"]):
         which = bisect_right(self._ends, at)
         part = self.parts[which]
         return part.at(at - self._ends[which] + len(part))
+
+
+    def values(self, index: int, names: Sequence[str]) -> list[Any]:
+        """Values of these knobs of the config at a place, without making the config, which takes 20 times as long."""
+        which = bisect_right(self._ends, index)
+        part = self.parts[which]
+        depth, order = divmod(index - self._ends[which] + len(part), len(part.orders))
+        raster, group = part.orders[order]
+        moved = {"pipe_depth": part.depths[depth], "raster": raster, "l2_group_size": group}
+        return [moved[name] if name in moved else getattr(part.branch.shallowest, name) for name in names]
 
 
 def askable_configs(problem: GemmProblem, profile: DeviceProfile) -> AskableConfigs:

@@ -329,13 +329,13 @@ class FakeEngine:
 
     def _measure(self, problem: GemmProblem, config: GemmConfig, protocol: MeasureProtocol, phase: str) -> Measurement:
         assert self._device.environment is not None
-        cost_us = self.cost_us(problem, config)
+        cost_us, key = self.cost_us(problem, config), config.key
         vendor_us = problem.min_bytes / self._device.profile.bandwidth_bytes_per_s * 1e6 + (
             problem.flops / self._device.profile.peak_flops * 1.3e6
         )
 
         def samples(name: str, around_us: float) -> tuple[float, ...]:
-            seeds = (f"{phase}:{name}:{config.key}:{problem.key}:{index}" for index in range(protocol.rounds))
+            seeds = (f"{phase}:{name}:{key}:{problem.key}:{index}" for index in range(protocol.rounds))
             return tuple(around_us * (1 + self._options.noise * _gauss(seed)) for seed in seeds)
 
         return Measurement(
