@@ -75,7 +75,6 @@ class AskableConfigs(Sequence["GemmConfig"]):
         part = self.parts[which]
         return part.at(at - self._ends[which] + len(part))
 
-
     def values(self, index: int, names: Sequence[str]) -> list[Any]:
         """Values of these knobs of the config at a place, without making the config, which takes 20 times as long."""
         which = bisect_right(self._ends, index)

@@ -285,9 +285,9 @@ def result(session: Session, result_id: str) -> Result | None:
 def revisions(
     session: Session, result_id: str, *, limit: int | None = None, below: int | None = None
 ) -> Sequence[Result]:
-    """Published revisions of the problem and device of a result, withdrawn ones too, newest first; empty for an unknown id.
+    """Published revisions of the problem and device of a result, newest first; empty for an unknown id.
 
-    Called by GET /v1/results/{id}/revisions.
+    Withdrawn ones too, which say so. Called by GET /v1/results/{id}/revisions.
     below: number of the last revision of the page before
     """
     found = session.get(Result, result_id)

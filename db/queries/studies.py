@@ -171,7 +171,9 @@ def finish_study(
 
 
 def finished_study(session: Session, study_key: str, environment_key: str | None = None) -> Study | None:
-    """The newest DONE study of this request whose winner stands, or None. Called by POST /v1/jobs and by the tuner before it starts one.
+    """The newest DONE study of this request whose winner stands, or None.
+
+    Called by POST /v1/jobs and by the tuner before it starts one.
 
     environment_key: only a study made in this environment counts; None accepts any
     """

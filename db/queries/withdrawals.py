@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import exists, or_, select
+from sqlalchemy import exists, select
 
 from db.database import ANSWERS, note_change
 from db.models import Result, Study, utc_now
@@ -114,7 +114,9 @@ def place_of(  # noqa: PLR0917  (the order of the unique key)
 def withdrawn_without_answer(session: Session, *, device_name: str, dtype: str | None, limit: int) -> Sequence[Result]:
     """The newest withdrawn revision of each problem that no revision answers any more. Called by the shape map."""
     query = select(Result).where(Result.withdrawn_at.is_not(None), Result.revision.is_not(None))
-    query = query.where(Result.device_name == device_name, or_(dtype is None, Result.dtype == dtype))
+    query = query.where(Result.device_name == device_name)
+    if dtype is not None:
+        query = query.where(Result.dtype == dtype)
     newest: dict[tuple[str | int, ...], Result] = {}
     for one in session.scalars(query.order_by(Result.revision.desc(), Result.id).limit(limit)):
         place = place_of((one.m, one.n, one.k), one.dtype, one.layout, one.arch, one.device_name, one.protocol)

@@ -335,5 +335,7 @@ def test_answer_without_the_framework_is_the_one_of_the_route(service: Service, 
     service.add_result()
     params = {name: str(value) for name, value in (ASKED | changes).items()}
     reply = service.http.get("/v1/best", params=params)
-    status, body = best_reply(service.db, ApiSettings(database_url="", exports_dir=Path(), artifacts_dir=Path()), params)
+    status, body = best_reply(
+        service.db, ApiSettings(database_url="", exports_dir=Path(), artifacts_dir=Path()), params
+    )
     assert (status, json.loads(body)) == (reply.status_code, reply.json())

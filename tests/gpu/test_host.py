@@ -569,7 +569,7 @@ def test_file_that_is_not_what_was_stored_is_nobodys_outcome(start: Start, tmp_p
     """Neither in a trial nor in a final; the child has loaded nothing and goes on."""
     child = start()
     for run in (lambda: child.evaluate(evaluate_job("changed")), lambda: child.final(final_job("good", "changed"))):
-        with pytest.raises(ModuleChanged, match="GPU-fake: .*cut short"):
+        with pytest.raises(ModuleChanged, match=r"GPU-fake: .*cut short"):
             run()
     assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
     assert len(starts(tmp_path)) == 1

@@ -198,16 +198,9 @@ def test_nearest_of_some_places_are_sorted_by_the_steps_of_each_knob() -> None:
     rng = random.Random(3)
     config, places = SPACE.configs[5], [rng.randrange(len(SPACE.configs)) for _ in range(60)]
 
-    def distance(place: int) -> float:
-        total = 0.0
-        for name, values in SPACE.choices.items():
-            here, there = getattr(config, name), getattr(SPACE.configs[place], name)
-            if here != there:
-                ordered = type(here) is int
-                total += abs(values.index(here) - values.index(there)) / len(values) if ordered else 1.0
-        return total
-
-    expected = [SPACE.configs[place] for place in sorted(places, key=distance)]
+    expected = [
+        SPACE.configs[place] for place in sorted(places, key=lambda at: SPACE.distance(config, SPACE.configs[at]))
+    ]
     assert list(SPACE.nearest(config, places)) == expected
     listed = replace(SPACE, configs=[SPACE.configs[place] for place in places])
     assert list(listed.nearest(config, range(len(places)))) == expected

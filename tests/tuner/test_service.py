@@ -384,7 +384,7 @@ def test_database_that_is_not_ours_is_one_line_and_exit_status_1(
 def test_published_revision_that_a_later_study_finds_to_be_bad_is_withdrawn(
     settings: Settings, kind: FaultKind
 ) -> None:
-    """Found in a trial, in the final or by a check: the next best is published in its place, and the history says why."""
+    """Found in a trial, in the final or by a check: the next best takes its place, and the history says why."""
     submit(settings, request(16))
     serve_until_idle(settings)
     with reading(settings) as session:
@@ -430,7 +430,9 @@ def test_workers_lost_under_a_published_kernel_withdraw_nothing(settings: Settin
 
 def test_invented_device_is_tuned_for_by_its_own_name(settings: Settings) -> None:
     """As the list of devices shows it; its result answers for it."""
-    (study_id,) = submit(settings, TuneRequest(problem=PROBLEM, arch="sm_90a", device="Fake H200", budget=Budget(trials=4)))
+    (study_id,) = submit(
+        settings, TuneRequest(problem=PROBLEM, arch="sm_90a", device="Fake H200", budget=Budget(trials=4))
+    )
     serve_until_idle(settings)
     with reading(settings) as session:
         assert queries.study(session, study_id).state == "DONE"

@@ -16,7 +16,6 @@ from tuner.engine.turns import TurnPool, Turns
 from tuner.records import State
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from pathlib import Path
 
     from tuner.engine.base import CertifyJob, CertifyReply, EvaluateJob, EvaluateReply, FinalJob, FinalReply

@@ -135,7 +135,9 @@ class FakeEngine:
         self._closing = threading.Event()
         times = self._options.times
         self._gpus = TurnPool(times.gpus, "fake-gpu") if times.scale else None
-        self._compilers = TurnPool(times.compile_workers, "fake-compile", self._urgent_in_a_row) if times.scale else None
+        self._compilers = (
+            TurnPool(times.compile_workers, "fake-compile", self._urgent_in_a_row) if times.scale else None
+        )
         self._device = fake_device(profile, live=self._options.live, card=card)
 
     @property
@@ -153,9 +155,7 @@ class FakeEngine:
     def evaluate(self, job: EvaluateJob) -> Future[EvaluateReply]:
         """See Engine."""
         times = self._options.times
-        return self._submit(
-            self._gpus, times.evaluate_s * times.scale, lambda: self._evaluate(job), urgent=job.urgent
-        )
+        return self._submit(self._gpus, times.evaluate_s * times.scale, lambda: self._evaluate(job), urgent=job.urgent)
 
     def final(self, job: FinalJob) -> Future[FinalReply]:
         """See Engine."""
@@ -172,9 +172,7 @@ class FakeEngine:
         if self._compilers is None:
             return check()
         delay_s = times.stress_build_s * times.scale
-        builds = [
-            self._submit(self._compilers, delay_s, lambda: None, urgent=True) for _ in range(times.stress_builds)
-        ]
+        builds = [self._submit(self._compilers, delay_s, lambda: None, urgent=True) for _ in range(times.stress_builds)]
         return _Builds(builds, check)
 
     def module_path(self, sha256: str) -> Path:

@@ -119,3 +119,14 @@ class SearchedSpace:
         if type(here) is int and here in values:
             found |= {value: abs(at - values.index(here)) / len(values) for at, value in enumerate(values)}
         return found
+
+    def distance(self, one: GemmConfig, other: GemmConfig) -> float:
+        """How far two configs lie apart: a knob counts up to 1, by its steps where it is a number."""
+        total = 0.0
+        for name, values in self.choices.items():
+            left, right = getattr(one, name), getattr(other, name)
+            if left == right:
+                continue
+            ordered = type(left) is int and left in values and right in values
+            total += abs(values.index(left) - values.index(right)) / len(values) if ordered else 1.0
+        return total
