@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
@@ -48,7 +48,8 @@ class AskablePart:
     def member(self, depth: int, order: tuple[str, int]) -> GemmConfig:
         """The config with this depth and this order of tiles."""
         raster, group = order
-        return replace(self.branch.shallowest, pipe_depth=depth, raster=raster, l2_group_size=group)
+        moved = {"pipe_depth": depth, "raster": raster, "l2_group_size": group}
+        return self.branch.shallowest.with_choices(moved)
 
 
 class AskableConfigs(Sequence["GemmConfig"]):

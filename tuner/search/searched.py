@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from search_space.askable import AskableConfigs, askable_configs
@@ -92,7 +92,7 @@ class SearchedSpace:
                 if there != here
             ]
         for _, _, name, value in sorted(steps, key=lambda step: step[:2]):
-            yield replace(config, **{name: value})
+            yield config.with_choices({name: value})
 
     def nearest(self, config: GemmConfig, places: Sequence[int]) -> Iterator[GemmConfig]:
         """The configs at these places, by their distance to a config; of equally near ones the first place first."""
