@@ -163,7 +163,7 @@ def test_of_two_services_started_in_the_same_moment_one_lives(tmp_path: Path) ->
         for _ in range(2)
     ]
     try:
-        assert wait_until_ready(service_url("127.0.0.1", port), timeout_s=60)
+        assert wait_until_ready(service_url("127.0.0.1", port), timeout_s=120)
         (second,) = (process for process in both if process.poll() is not None)
         assert second.stderr is not None
         assert "is in use by another `gemm-tuner serve`" in second.stderr.read()
