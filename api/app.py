@@ -38,12 +38,12 @@ def version() -> str:
         return "unknown"
 
 
-def create_app(settings: ApiSettings) -> FastAPI:
-    """Open the database and build the application, which closes it when it stops.
+def create_app(settings: ApiSettings, database: Database | None = None) -> FastAPI:
+    """Build the application on a database, which it closes when it stops; default: the one of the settings.
 
     Raises DatabaseError for a database that cannot be used.
     """
-    database = Database.open(settings.database_url)
+    database = database or Database.open(settings.database_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

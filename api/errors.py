@@ -9,6 +9,7 @@ ApiError                    status  when
   x RepeatedKey             422     a JSON key or a query parameter is given twice
   x Conflict                409     what is stored does not allow it (key used for another body, export not ready)
   x UnverifiedResult        409     an export of a result that lacks evidence
+  x WithdrawnResult         410     the result was published, and its kernel was found to be bad
   x BundleMissing           410     the bundle's file is gone
   x BodyTooLarge            413     the request body is over the limit
 
@@ -22,7 +23,6 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -97,6 +97,12 @@ class UnverifiedResult(ApiError):
     """The result lacks the evidence that a published kernel has."""
 
     status = 409
+
+
+class WithdrawnResult(ApiError):
+    """The result's kernel was found to be bad after it was published: nothing hands it out any more."""
+
+    status = 410
 
 
 class BundleMissing(ApiError):
@@ -261,6 +267,7 @@ def http_error_response(request: Request, error: HTTPException) -> Response:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Map exceptions to the one shape. What is not mapped here is a 500, made by `api.middleware`."""
+    from fastapi.exceptions import RequestValidationError  # here: most of what uses this module needs no framework
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

@@ -61,6 +61,13 @@ MEASUREMENT_EXAMPLE: Json = {
     "states": [{"sm_clock_mhz": 1980.0, "power_w": 512.0, "temperature_c": 46.0, "throttle_reasons": []}],
     "energy_mj": {},
 }
+WITHDRAWN_EXAMPLE: Json = {
+    "result_id": ID_EXAMPLE,
+    "revision": 3,
+    "reason": "WRONG_RESULT: in the final: 1 of 16777216 elements is wrong (trial 40 of study 0b5e)",
+    "at": "2026-11-30T11:42:48+00:00",
+    "device": "NVIDIA H200",
+}
 BEST_EXAMPLE: Json = {
     "match": "exact",
     "problem": PROBLEM_EXAMPLE,
@@ -80,6 +87,7 @@ BEST_EXAMPLE: Json = {
     "verdict": VERDICT_EXAMPLE,
     "stale": False,
     "stale_reason": "",
+    "withdrawn": [],
     "artifact_sha256": SHA_EXAMPLE,
     "result_id": ID_EXAMPLE,
 }
@@ -116,4 +124,6 @@ RESULT_EXAMPLE: Json = {
     "source_hash": SHA_EXAMPLE,
     "created_at": WHEN_EXAMPLE,
     "published_at": WHEN_EXAMPLE,
+    "withdrawn_at": None,
+    "withdrawn_reason": "",
 }

@@ -400,6 +400,9 @@ class Result(Base):
     aa_ratio: a finalist over its byte-identical twin in the final, {"median", "low", "high"}; null without a final
     checks: name, verdict, detail and tool of each check beyond the product itself
     trials: candidates that the study measured or modeled
+    withdrawn_at: when its kernel was found to be bad; it is no answer any more, neither `current` nor `pinned`
+    withdrawn_by: id of the study that found it
+    withdrawn_reason: what it found
     """
 
     __tablename__ = "results"
@@ -422,6 +425,12 @@ class Result(Base):
         Index("ix_results_artifact_sha256", "artifact_sha256"),
         Index("ix_results_created_at_id", "created_at", "id"),
         Index("ix_results_study_id", "study_id"),
+        Index(
+            "ix_results_withdrawn_at",
+            "withdrawn_at",
+            sqlite_where=text("withdrawn_at IS NOT NULL"),
+            postgresql_where=text("withdrawn_at IS NOT NULL"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True, default=new_id)
@@ -460,6 +469,9 @@ class Result(Base):
     source_hash: Mapped[str | None] = mapped_column(_SHA)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     published_at: Mapped[datetime | None]
+    withdrawn_at: Mapped[datetime | None]
+    withdrawn_by: Mapped[str | None] = mapped_column(_ID)
+    withdrawn_reason: Mapped[str | None] = mapped_column(Text)
 
 
 class Export(Base):

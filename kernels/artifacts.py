@@ -26,17 +26,42 @@ class ArtifactStore:
         return self.root / sha256[:2] / f"{sha256}.so"  # tvm_ffi chooses its loader by the suffix
 
     def put(self, data: bytes) -> str:
-        """Store bytes and return their sha256. Raises ArtifactError when the disk refuses them (full, read-only)."""
+        """Store bytes and return their sha256. Raises ArtifactError when the disk refuses them (full, read-only).
+
+        What is stored outlives the process. A machine that loses power may leave the file short: whoever reads it
+        finds that by its hash, and builds a candidate again; what must outlive that too is kept with `keep`.
+        """
         sha256 = hashlib.sha256(data).hexdigest()
         target = self.path(sha256)
         try:
             if _holds(target, data):
                 return sha256
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, data)
+            write_atomically(target, data, flush=False)
         except OSError as error:
             raise ArtifactError(f"cannot store artifact {sha256[:12]} under {self.root}: {error.strerror}") from error
         return sha256
+
+    def keep(self, sha256: str) -> None:
+        """Flush an artifact to disk: what is published must be there after a loss of power. Raises ArtifactError."""
+        path = self.path(sha256)
+        try:
+            for one in (path, path.parent):
+                descriptor = os.open(one, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise ArtifactError(f"cannot keep artifact {sha256[:12]} in {self.root}: {error.strerror}") from error
+
+    def holds(self, sha256: str) -> bool:
+        """Whether the artifact is there with all its bytes."""
+        try:
+            self.read(sha256)
+        except ArtifactError:
+            return False
+        return True
 
     def read(self, sha256: str) -> bytes:
         """The stored bytes. Raises ArtifactError when they are missing or no longer have this hash."""
@@ -61,7 +86,7 @@ def _holds(target: Path, data: bytes) -> bool:
         return False
 
 
-def write_atomically(target: Path, data: bytes) -> None:
+def write_atomically(target: Path, data: bytes, *, flush: bool = True) -> None:
     """Write to a temporary name in the same folder, flush to disk, rename. Leaves nothing behind on failure."""
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".tmp-")
     temporary = Path(name)
@@ -69,7 +94,8 @@ def write_atomically(target: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(target)
     except BaseException:

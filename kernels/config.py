@@ -7,13 +7,16 @@ readable; an unknown knob is an error.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import ceil
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kernels.arch import SM_90A, SM_100A, Arch, arch_named
 from kernels.errors import ConfigError
 from kernels.problem import ELEMENT_BYTES, FLOAT_BYTES, GemmProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Rasters = ("m", "n", "m-serpentine", "n-serpentine")
 TAIL_BYTES = 16  # of each row that starts within 16 bytes: they end in one piece of 16 bytes more
@@ -21,6 +24,8 @@ GPC_SMS = 16  # SMs that most GPCs of an H100 or H200 have at least
 Schedules = ("cooperative", "pingpong")
 Schedulers = {"sm_90a": ("static", "stream_k"), "sm_100a": ("static", "clc")}
 Loads = ("tma", "cp_async")
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # made once: keys are asked for often
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +84,18 @@ class GemmConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every knob with its value."""
-        return asdict(self)
+        return {name: getattr(self, name) for name, _ in _kinds(type(self))}
+
+    def with_choices(self, choices: Mapping[str, Any]) -> Self:
+        """As `dataclasses.replace` for values that a space lists: not checked again, which takes most of the time."""
+        made = object.__new__(type(self))
+        made.__dict__.update({**self.to_dict(), **choices})
+        return made
 
     @property
     def key(self) -> str:
         """Canonical text: equal for equal configs of one architecture."""
-        return f"{self.arch.name}:{json.dumps(self.to_dict(), sort_keys=True, separators=(',', ':'))}"
+        return f"{self.arch.name}:{_canonical(self.to_dict())}"
 
     # ------------------------------------------------------------------ derived geometry
 

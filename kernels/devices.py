@@ -5,7 +5,7 @@ A live device is read from the driver, never looked up here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.arch import SM_90A, SM_100A, Arch
 from kernels.errors import ConfigError
@@ -92,12 +92,22 @@ PROFILES: tuple[DeviceProfile, ...] = (
 DEFAULT_PROFILE: dict[str, str] = {"sm_90a": "NVIDIA H200", "sm_100a": "NVIDIA B200"}
 
 
+def invented_name(profile: DeviceProfile) -> str:
+    """What the invented device of this profile is called, on which the engine `fake` tunes: `Fake H200`."""
+    return "Fake " + profile.name.removeprefix("NVIDIA ").removeprefix("Fake ")
+
+
 def profile_named(name: str) -> DeviceProfile:
-    """Find a profile by name or alias, in any case. Raises ConfigError naming the devices there are."""
+    """Find a profile by name or alias, in any case. Raises ConfigError naming the devices there are.
+
+    An invented device has the profile that it imitates, under its own name.
+    """
     wanted = name.strip().lower()
     for profile in PROFILES:
         if wanted == profile.name.lower() or wanted in profile.aliases:
             return profile
+        if wanted == invented_name(profile).lower():
+            return replace(profile, name=invented_name(profile))
     known = ", ".join(profile.name for profile in PROFILES)
     raise ConfigError(f"unknown device {name!r}: known devices are {known}", knob="device")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from kernels.rules import fit_violation
 from search_space.checks import depth_rejection, memory_rejection, tile_rejection
@@ -48,7 +48,8 @@ class AskablePart:
     def member(self, depth: int, order: tuple[str, int]) -> GemmConfig:
         """The config with this depth and this order of tiles."""
         raster, group = order
-        return replace(self.branch.shallowest, pipe_depth=depth, raster=raster, l2_group_size=group)
+        moved = {"pipe_depth": depth, "raster": raster, "l2_group_size": group}
+        return self.branch.shallowest.with_choices(moved)
 
 
 class AskableConfigs(Sequence["GemmConfig"]):
@@ -74,6 +75,15 @@ class AskableConfigs(Sequence["GemmConfig"]):
         which = bisect_right(self._ends, at)
         part = self.parts[which]
         return part.at(at - self._ends[which] + len(part))
+
+    def values(self, index: int, names: Sequence[str]) -> list[Any]:
+        """Values of these knobs of the config at a place, without making the config, which takes 20 times as long."""
+        which = bisect_right(self._ends, index)
+        part = self.parts[which]
+        depth, order = divmod(index - self._ends[which] + len(part), len(part.orders))
+        raster, group = part.orders[order]
+        moved = {"pipe_depth": part.depths[depth], "raster": raster, "l2_group_size": group}
+        return [moved[name] if name in moved else getattr(part.branch.shallowest, name) for name in names]
 
 
 def askable_configs(problem: GemmProblem, profile: DeviceProfile) -> AskableConfigs:

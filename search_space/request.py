@@ -20,6 +20,7 @@ from kernels.devices import PROFILES, DeviceProfile, default_profile, profile_na
 from kernels.errors import ConfigError, ProblemError
 from kernels.problem import Dtype, GemmProblem, Layout
 from kernels.rules import problem_violation
+from search_space.memory import shortage
 from search_space.samplers import DEFAULT_SAMPLER, LEARNED, SAMPLERS
 from search_space.space import choices
 
@@ -311,7 +312,7 @@ class TuneRequest:
     def _check_problem(self) -> None:
         if reason := problem_violation(self.problem, arch_named(self.arch)):
             raise RequestError(reason, field=reason.split(" ", 1)[0])
-        rooms = [p for p in PROFILES if p.arch.name == self.arch and self.device in (None, p.name)]
+        rooms = [self.profile] if self.device else [p for p in PROFILES if p.arch.name == self.arch]
         roomiest = max(rooms, key=lambda profile: profile.memory_bytes)
         if self.problem.min_bytes > roomiest.memory_bytes:
             raise RequestError(
@@ -319,6 +320,8 @@ class TuneRequest:
                 f"{roomiest.name} has {roomiest.memory_bytes} B",
                 field="problem",
             )
+        if self.mode is Mode.MEASURE and (reason := shortage(self.problem, roomiest)):
+            raise RequestError(f"{reason}: split the product into several, or ask for mode 'model'", field="problem")
 
     @property
     def profile(self) -> DeviceProfile:

@@ -132,6 +132,7 @@ class Best(TypedDict):
     verdict: str
     stale: bool
     stale_reason: str
+    withdrawn: list[Json]
     artifact_sha256: str | None
     result_id: str | None
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from search_space.memory import FINALISTS
 from tuner.records import Evidence, Measurement, Outcome, Ratio, Trial
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 # torch.matmul is the same implementation in every trial; which algorithm `cublaslt_best` is may change with the child.
 COMMON_BASELINES = ("torch", "cublaslt_best")
-MOST_FINALISTS = 12
+MOST_FINALISTS = FINALISTS  # their verified outputs lie in device memory together
 CLOSE = 1.01  # of the best standing of the search: half a percent of noise on each side
 
 

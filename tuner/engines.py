@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kernels.artifacts import ArtifactStore
-from kernels.devices import PROFILES
+from kernels.devices import PROFILES, invented_name
 from search_space.request import Mode, TuneRequest
 from tuner.engine.base import DeviceFacts, Engine, NoDevice
 from tuner.engine.compile_pool import CompilePoolOptions
@@ -97,13 +97,13 @@ class FakeEngines:
         )
         artifacts, database = ArtifactStore(settings.artifacts_dir), settings.sqlite_file
         self._engines = {
-            profile.name: FakeEngine(profile, options=self._options, artifacts=artifacts, database=database)
+            invented_name(profile): FakeEngine(profile, options=self._options, artifacts=artifacts, database=database)
             for profile in PROFILES
         }
 
     def engine_for(self, request: TuneRequest) -> Engine:
         """See Engines."""
-        return self._engines[request.profile.name]
+        return self._engines[invented_name(request.profile)]
 
     def toolchain(self) -> str:
         """See Engines."""

@@ -78,6 +78,8 @@ class ExportableResult(Protocol):
     def artifact_sha256(self) -> str | None: ...
     @property
     def source_hash(self) -> str | None: ...
+    @property
+    def withdrawn_reason(self) -> str | None: ...
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -121,6 +123,8 @@ def collect(
 
 def _refuse_unverified(result: ExportableResult, *, allow_unverified: bool) -> None:
     shape = f"{result.m}x{result.n}x{result.k} {result.dtype} {result.arch}"
+    if result.withdrawn_reason:
+        raise ExportError(f"result {result.id} ({shape}) was withdrawn: {result.withdrawn_reason}")
     if not result.artifact_sha256:
         raise ExportError(f"result {result.id} ({shape}) has no compiled module: tune it again")
     missing = missing_evidence(result.evidence)

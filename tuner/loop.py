@@ -23,10 +23,11 @@ from tuner.engine.base import (
     EvaluateJob,
     FinalJob,
     FinalReply,
+    ModuleChanged,
     NoDevice,
     WorkerLost,
 )
-from tuner.modules import with_modules
+from tuner.modules import Modules, with_modules
 from tuner.progress import Progress, StudyResult, vendor_ratio
 from tuner.records import Evidence, Measurement, Outcome, Ratio, State, Trial
 from tuner.search.sampler import ConfigSampler, tried_first
@@ -279,12 +280,14 @@ class _Run:
         """Check the winner; one that fails a check is out, and the next best is checked in its place."""
         none = CertifyReply(checks=())
         while choice is not None and final.paired and not self._cancelled:
-            winner = choice.winner
             try:
-                reply = self._run_certify(winner)
+                winner, reply = self._run_certify(choice.winner)
             except (EngineError, WorkerLost) as error:
                 final.note = "; ".join(filter(None, (final.note, f"not checked: {error}")))
                 return none, choice
+            if winner is not choice.winner:  # its module was damaged, and was built again
+                final.timed[winner.number] = winner
+                choice = replace(choice, winner=winner)
             if reply is None or reply.failure is None:
                 if reply is not None and reply.gap is not None:
                     text = f"not published: the {reply.gap.name} check did not pass: {reply.gap.detail}"
@@ -300,26 +303,40 @@ class _Run:
             choice = self._choose(trials, final, previous_key)
         return none, choice
 
-    def _run_certify(self, winner: Trial) -> CertifyReply | None:
-        """None when cancelled. Raises EngineError, and WorkerLost when it happened again and again."""
-        sm_count = self._engine.device.profile.sm_count
-        job = CertifyJob(
+    def _run_certify(self, winner: Trial) -> tuple[Trial, CertifyReply | None]:
+        """The winner with the module that was checked, and what the checks said; None when cancelled.
+
+        Raises EngineError, and WorkerLost when it happened again and again.
+        """
+        for attempt in range(self._limits.final_retries + 1):
+            future = self._engine.certify(self._certify_job(winner))
+            try:
+                return winner, future.result() if self._wait(future) else None
+            except WorkerLost as error:
+                if attempt == self._limits.final_retries:
+                    raise
+                if isinstance(error, ModuleChanged):
+                    found = self._with_modules([winner])
+                    if found is None:
+                        return winner, None
+                    if not found.trials:
+                        raise EngineError("; ".join(found.notes)) from error
+                    (winner,) = found.trials
+        raise AssertionError("unreachable")
+
+    def _certify_job(self, winner: Trial) -> CertifyJob:
+        return CertifyJob(
             problem=self._request.problem,
             config=winner.config,
-            sm_count=sm_count,
+            sm_count=self._engine.device.profile.sm_count,
             module_path=self._engine.module_path(winner.artifact_sha256),
             module_sha256=winner.artifact_sha256,
             source_hash=winner.source_hash,
             seed=self._request.seed,
         )
-        for attempt in range(self._limits.final_retries + 1):
-            future = self._engine.certify(job)
-            try:
-                return future.result() if self._wait(future) else None
-            except WorkerLost:
-                if attempt == self._limits.final_retries:
-                    raise
-        raise AssertionError("unreachable")
+
+    def _with_modules(self, trials: Sequence[Trial]) -> Modules | None:
+        return with_modules(trials, self._request, self._engine, self._recorder, self._wait)
 
     @staticmethod
     def _evidence(choice: Choice | None, certificate: CertifyReply) -> tuple[Evidence, ...]:
@@ -354,17 +371,14 @@ class _Run:
         while ranked:
             batch, ranked = next_batch(ranked, fewest=self._limits.finalists, previous_key=previous_key)
             try:
-                found = with_modules(batch, self._request, self._engine, self._recorder, self._wait)
-                if found is None:
-                    return _Final(note="no final: cancelled", failed=failed)
-                timed, notes = found.trials, [*notes, *found.notes]
-                if not timed:
-                    continue
-                reply = self._run_final(timed)
+                ended = self._run_final(batch, notes)
             except (EngineError, WorkerLost) as error:
                 return _Final(note="; ".join([*notes, f"no final: {error}"]), failed=failed)
-            if reply is None:
+            if ended is None:
                 return _Final(note="no final: cancelled", failed=failed)
+            timed, reply = ended
+            if reply is None:
+                continue
             by_hash = {trial.source_hash: trial for trial in timed}
             notes += [
                 f"trial {by_hash[source].number} failed in the final as {failure.outcome}: {failure.reason}"
@@ -405,20 +419,28 @@ class _Run:
                 self._recorder.save_failed_final(trial)
         return failed
 
-    def _run_final(self, batch: Sequence[Trial]) -> FinalReply | None:
-        """None when cancelled. Raises EngineError and WorkerLost."""
-        job = FinalJob(
-            problem=self._request.problem,
-            candidates=tuple(self._final_candidate(trial) for trial in batch),
-            protocol=self._request.protocol,
-            seed=self._request.seed,
-        )
+    def _run_final(self, batch: Sequence[Trial], notes: list[str]) -> tuple[Sequence[Trial], FinalReply | None] | None:
+        """Those of the batch that have a module, and their times; no times when none has one. None when cancelled.
+
+        Says in `notes` why others are left out. Raises EngineError and WorkerLost.
+        """
         for attempt in range(self._limits.final_retries + 1):
+            found = self._with_modules(batch)  # each time: the file itself may be why the worker gave up
+            if found is None:
+                return None
+            batch = found.trials
+            notes += found.notes
+            if not batch:
+                return batch, None
+            job = FinalJob(
+                problem=self._request.problem,
+                candidates=tuple(self._final_candidate(trial) for trial in batch),
+                protocol=self._request.protocol,
+                seed=self._request.seed,
+            )
             future = self._engine.final(job)
             try:
-                if not self._wait(future):
-                    return None
-                return future.result()
+                return (batch, future.result()) if self._wait(future) else None
             except WorkerLost:
                 if attempt == self._limits.final_retries:
                     raise

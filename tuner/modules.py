@@ -45,7 +45,9 @@ def with_modules(
     """
     sm_count = engine.device.profile.sm_count
     building = {
-        trial.number: engine.compile(CompileJob(problem=request.problem, config=trial.config, sm_count=sm_count))
+        trial.number: engine.compile(
+            CompileJob(problem=request.problem, config=trial.config, sm_count=sm_count, urgent=True)
+        )
         for trial in trials
         if not engine.has_module(trial.artifact_sha256)
     }

@@ -14,13 +14,22 @@ So a study that is killed at any moment and resumed from the saved trials goes o
 from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from search_space.checks import rejection
 from search_space.model import predict
 from search_space.request import Mode, TuneRequest
-from tuner.engine.base import CompileJob, CompileReply, Engine, EvaluateJob, EvaluateReply, WorkerLost
+from tuner.engine.base import (
+    CompileJob,
+    CompileReply,
+    Engine,
+    EngineError,
+    EvaluateJob,
+    EvaluateReply,
+    ModuleChanged,
+    WorkerLost,
+)
 from tuner.engine.incumbent import Incumbent, best_of
 from tuner.records import Evidence, Outcome, Trial
 
@@ -53,7 +62,12 @@ class SearchLimits:
 
 @dataclass(slots=True)
 class _Slot:
-    """A trial in flight: its config, the future it waits for, and what is known so far."""
+    """A trial in flight: its config, the future it waits for, and what is known so far.
+
+    evaluating: what runs on the GPU, once the module is taken up
+    lost: workers that went away under it
+    rebuilding: the stored module was damaged, and the future builds it again
+    """
 
     number: int
     config: GemmConfig
@@ -61,6 +75,7 @@ class _Slot:
     kernel: CompiledKernel | None = None
     evaluating: EvaluateJob | None = None
     lost: int = 0
+    rebuilding: bool = False
 
 
 class SearchPhase:
@@ -97,7 +112,7 @@ class SearchPhase:
         self._incumbent_next = 0
         self._exhausted = False
         self.last_gain: float | None = None  # expected of the trial that was not worth its while; it ended the search
-        self._racing = True
+        self._is_over = False  # the search: what is tried now is for the final
         for config in self._starting:
             sampler.claim(config)
 
@@ -136,7 +151,7 @@ class SearchPhase:
             number = max([self._next, *(known + 1 for known in self.trials)])
             self._slots.clear()
             self._next = self._taken_up = number
-            self._racing = False
+            self._is_over = True
             try:
                 self._start(number, config)
                 self._next += 1
@@ -205,7 +220,9 @@ class SearchPhase:
             self._slots[number] = _Slot(number, config, self._compile(config))
 
     def _compile(self, config: GemmConfig) -> Future[CompileReply]:
-        job = CompileJob(problem=self._request.problem, config=config, sm_count=self._profile.sm_count)
+        job = CompileJob(
+            problem=self._request.problem, config=config, sm_count=self._profile.sm_count, urgent=self._is_over
+        )
         return self._engine.compile(job)
 
     # ------------------------------------------------------------------ taking up modules, finishing trials
@@ -214,7 +231,7 @@ class SearchPhase:
         """Finish what is finished; then take up modules in number order as far as they are built."""
         for slot in sorted(self._slots.values(), key=lambda slot: slot.number):
             if slot.evaluating is not None and slot.future.done():
-                self._evaluated(slot)
+                self._rebuilt(slot) if slot.rebuilding else self._evaluated(slot)
         while self._taken_up < self._next:
             slot_or_none = self._slots.get(self._taken_up)
             if slot_or_none is not None and not self._take_up(slot_or_none):
@@ -260,7 +277,7 @@ class SearchPhase:
             slot.future = self._engine.evaluate(slot.evaluating)
 
     def _evaluate_job(self, slot: _Slot, kernel: CompiledKernel) -> EvaluateJob:
-        incumbent = self._incumbent_of(slot.number) if self._racing else None
+        incumbent = None if self._is_over else self._incumbent_of(slot.number)
         return EvaluateJob(
             problem=self._request.problem,
             config=slot.config,
@@ -272,6 +289,7 @@ class SearchPhase:
             incumbent_ratio=incumbent.ratio if incumbent else None,
             seed=self._request.seed,
             phase="trial",
+            urgent=self._is_over,
         )
 
     def _incumbent_of(self, number: int) -> Incumbent | None:
@@ -286,6 +304,12 @@ class SearchPhase:
     def _evaluated(self, slot: _Slot) -> None:
         try:
             reply: EvaluateReply = slot.future.result()
+        except ModuleChanged as error:
+            slot.lost += 1
+            if slot.lost > self._limits.worker_retries:
+                raise EngineError(f"{error}, {slot.lost} times: see to the disk, then resume the study") from error
+            slot.future, slot.rebuilding = self._compile(slot.config), True
+            return
         except WorkerLost as error:
             slot.lost += 1
             if slot.lost <= self._limits.worker_retries:
@@ -295,6 +319,27 @@ class SearchPhase:
             # Says nothing about the kernel, and by these words the store knows: db.queries.devices.LOST_WORKERS.
             reply = EvaluateReply(outcome=Outcome.CRASHED, reason=f"lost {slot.lost} workers on the GPU: {error}")
         self._finish(slot, reply)
+
+    def _rebuilt(self, slot: _Slot) -> None:
+        """Evaluate the module that was built anew. Raises EngineError where it cannot be: the study goes on later."""
+        slot.rebuilding = False
+        try:
+            reply: CompileReply = slot.future.result()
+        except WorkerLost as error:
+            slot.lost += 1
+            if slot.lost > self._limits.worker_retries:
+                raise EngineError(f"a stored module was damaged, and building it again failed: {error}") from error
+            slot.future, slot.rebuilding = self._compile(slot.config), True
+            return
+        assert slot.kernel is not None
+        if reply.kernel is None or reply.outcome is not None or reply.kernel.source_hash != slot.kernel.source_hash:
+            what = reply.reason or "the template now generates another source for its config"
+            raise EngineError(f"a stored module was damaged, and building it again failed: {what}; resume the study")
+        slot.kernel = reply.kernel
+        assert slot.evaluating is not None  # with the incumbent of then
+        path = self._engine.module_path(reply.kernel.sha256)
+        slot.evaluating = replace(slot.evaluating, module_path=path, module_sha256=reply.kernel.sha256)
+        slot.future = self._engine.evaluate(slot.evaluating)
 
     def _fail(self, slot: _Slot, outcome: Outcome, reason: str) -> None:
         self._finish(slot, EvaluateReply(outcome=outcome, reason=reason))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from db import queries
 from db.database import Database
 from db.errors import DatabaseError
-from kernels.artifacts import ArtifactStore
+from kernels.artifacts import ArtifactError, ArtifactStore
 from search_space.request import Mode, RequestError, TuneRequest
 from search_space.samplers import unusable_reason
 from tuner.engine.base import EngineError, NoDevice
@@ -284,9 +284,17 @@ class _Service:
             model=start.model,
             wall_before_s=used_s,
         )
+        if result.winner is not None and result.winner.artifact_sha256:
+            self._keep(result.winner.artifact_sha256)
         save_result(self.database, place, result)
         self._retention.after_study(study.id)
         log.info("study %s is %s: %s", study.id, result.state, result.reason or f"{result.best_us:.2f} us")
+
+    def _keep(self, sha256: str) -> None:
+        try:
+            self._artifacts.keep(sha256)
+        except ArtifactError as error:  # the result stands; its module may be gone when the machine loses power
+            log.warning("%s", error)
 
     def _should_stop(self, thread: _StudyThread) -> bool:
         if self._stopping.is_set():

@@ -117,24 +117,20 @@ class StudyRecorder:
 
     def save_failed_final(self, trial: Trial) -> None:
         """See Recorder."""
-        self._write(
-            lambda session: queries.fail_trial(
-                session,
-                self._study_id,
-                trial.number,
-                outcome=trial.outcome.value,
-                reason=trial.reason,
-                evidence=[item.value for item in trial.evidence],
-            ),
-        )
+        evidence = [item.value for item in trial.evidence]
+        self._fail(trial.number, outcome=trial.outcome.value, reason=trial.reason, evidence=evidence)
 
     def save_failed_check(self, trial: Trial, reason: str) -> None:
         """See Recorder."""
-        self._write(
-            lambda session: queries.fail_trial(
-                session, self._study_id, trial.number, outcome=Outcome.CHECK_FAILED.value, reason=reason
-            )
-        )
+        self._fail(trial.number, outcome=Outcome.CHECK_FAILED.value, reason=reason)
+
+    def _fail(self, number: int, *, outcome: str, reason: str, evidence: list[str] | None = None) -> None:
+        def fail(session: Session) -> None:
+            row = queries.fail_trial(session, self._study_id, number, outcome=outcome, reason=reason, evidence=evidence)
+            if row is not None:
+                queries.withdraw_source(session, self._study_id, row)
+
+        self._write(fail)
 
     def known_bad(self, config: GemmConfig, kernel: CompiledKernel | None) -> str | None:
         """See Recorder. Known by what was compiled, so there is nothing to say before."""
@@ -173,7 +169,7 @@ class StudyRecorder:
         if kernel is not None and trial.outcome is not Outcome.SPILLED:
             self._add_artifact(session, trial.config, kernel)
         measurement = trial.measurement
-        queries.save_trial(
+        row = queries.save_trial(
             session,
             self._study_id,
             trial.number,
@@ -193,6 +189,7 @@ class StudyRecorder:
             max_rel_error=trial.max_rel_error,
             measurement=_new_measurement(measurement) if measurement else None,
         )
+        queries.withdraw_source(session, self._study_id, row)
 
 
 def owners_at_work(session: Session) -> set[str]:
@@ -313,11 +310,19 @@ def _save_result(session: Session, place: StudyPlace, result: StudyResult) -> No
         session,
         place.study_id,
         state=result.state.value,
-        reason=result.reason,
+        reason="; ".join(filter(None, (result.reason, *_withdrawals(session, place.study_id)))),
         best_trial=result.winner.number if result.winner else None,
         best_us=result.best_us,
         coverage=result.coverage,
     )
+
+
+def _withdrawals(session: Session, study_id: str) -> list[str]:
+    """What to say of the published revisions that the study found to be bad."""
+    return [
+        f"revision {row.revision} ({row.protocol}) is withdrawn: {row.withdrawn_reason}"
+        for row in queries.withdrawn_by(session, study_id)
+    ]
 
 
 def _new_result(place: StudyPlace, result: StudyResult) -> queries.NewResult:

@@ -1,5 +1,6 @@
 """A whole device at a time: the ratio to the library over shapes, and the roofline."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from api.services.results import time_us
 from api.services.targets import Targets
 from db import queries
 from db.models import Result
+from db.queries import Shape
 from kernels.devices import PROFILES, default_profile
 from kernels.problem import Dtype, GemmProblem
 from pictures.roofline import Point, picture
@@ -37,12 +39,14 @@ def shape_map(db: Db, device: str = "", dtype: str = "", modeled: bool = False) 
     """Rows are (N, K), columns are M, cells the ratio to the vendor library."""
     with db.read() as session:
         chosen, found = _answers(session, device, dtype, modeled)
-        families = _families(found)
+        gone = _withdrawn(session, chosen, dtype or None) if not modeled else {}
+        families = _families(found, gone)
         return page(
             "map.html",
             **_menu(session, chosen, dtype, modeled),
-            ms=sorted({result.m for result in found}),
+            ms=sorted({result.m for result in found} | {m for m, _, _ in gone}),
             families=families,
+            withdrawn=gone,
             count=len(found),
             most=MOST_RESULTS,
             ratio_of=ratio_of,
@@ -85,12 +89,20 @@ def _menu(session: Session, chosen: str, dtype: str, modeled: bool) -> dict[str,
     return {"device": chosen, "devices": list(names), "dtype": dtype, "modeled": modeled, "dtypes": list(Dtype)}
 
 
-def _families(found: list[Result]) -> list[Family]:
-    families: dict[tuple[int, int], Family] = {}
+def _withdrawn(session: Session, device: str, dtype: str | None) -> dict[Shape, list[Result]]:
+    """What answered for shapes that nothing answers for any more, because its kernel was found to be bad."""
+    found: dict[Shape, list[Result]] = {}
+    for result in queries.withdrawn_without_answer(session, device_name=device, dtype=dtype, limit=MOST_RESULTS):
+        found.setdefault((result.m, result.n, result.k), []).append(result)
+    return found
+
+
+def _families(found: list[Result], withdrawn: Iterable[Shape]) -> list[Family]:
+    families: dict[tuple[int, int], Family] = {(n, k): Family(n=n, k=k) for _, n, k in withdrawn}
     for result in found:
         family = families.setdefault((result.n, result.k), Family(n=result.n, k=result.k))
         family.by_m.setdefault(result.m, []).append(result)
-    return list(families.values())
+    return [families[place] for place in sorted(families)]
 
 
 def _point(result: Result) -> Point | None:

@@ -9,12 +9,13 @@ from api.replies import json_bytes
 from api.schemas import BestBulkIn, BestQuery
 from api.services import best
 from api.strict import StrictRoute, parsed_query
-from api.views.answers import BestBulk, BestView, NoResultBody
+from api.views.answers import BestBulk, BestView, NoResultBody, WithdrawnBody
 
 router = APIRouter(prefix="/v1/best", tags=["best"], route_class=StrictRoute)
 
 NO_RESULT: Responses = {
-    404: {"model": NoResultBody, "description": "Nothing answers; `submit` is the job that would tune the shape."}
+    404: {"model": NoResultBody, "description": "Nothing answers; `submit` is the job that would tune the shape."},
+    410: {"model": WithdrawnBody, "description": "The revision that was asked for was found to be bad."},
 }
 
 

@@ -17,7 +17,7 @@ BUNDLE: Responses = {
 }
 
 
-@router.post("", status_code=202, responses=errors(404, 409, body=True), summary="Order a bundle")
+@router.post("", status_code=202, responses=errors(404, 409, 410, body=True), summary="Order a bundle")
 def create(body: ExportIn, db: Db, response: Response) -> ExportView:
     """One zip or wheel with the modules of these results. Results without `numeric` and `checked` need
     `allow_unverified`.

@@ -12,7 +12,7 @@ from api.views.results import PinList, ResultView
 router = APIRouter(prefix="/v1/pins", tags=["results"], route_class=StrictRoute)
 
 
-@router.put("", responses=errors(404, 409, body=True), summary="Pin a revision, or let it go")
+@router.put("", responses=errors(404, 409, 410, body=True), summary="Pin a revision, or let it go")
 def put(body: PinIn, db: Db) -> ResultView:
     """A pinned revision answers for its problem and device, however many are published after it, and also when stale.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import log2
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from api.errors import NoResult, ProblemError, RequestError
+from api.errors import NoResult, ProblemError, RequestError, WithdrawnResult
 from api.services.problems import checked_kind, checked_problem
 from api.services.vendor import verdict
 from db import queries
@@ -86,7 +86,9 @@ def looked_up(database: Database, query: BestQuery, kept: Kept, nearest_limit_lo
 
 
 def answer(session: Session, query: BestQuery, known: Known, nearest_limit_log2: float) -> bytes:
-    """One shape, as the body. Raises UnknownTarget, ProblemError, and NoResult with the request that would tune it."""
+    """One shape, as the body. Raises UnknownTarget, ProblemError, WithdrawnResult, and NoResult with the request that
+    would tune it.
+    """
     wish = wish_of(query, query.dtype, known.targets.named(query.device), known, nearest_limit_log2)
     shape = query.m, query.n, query.k
     if query.revision is not None:
@@ -95,7 +97,7 @@ def answer(session: Session, query: BestQuery, known: Known, nearest_limit_log2:
     if isinstance(found, ProblemError):
         raise found
     if found is None:
-        raise _nothing(session, _problem(shape, wish), wish)
+        raise _nothing(session, _problem(shape, wish), wish, _withdrawn_for(known, shape, wish))
     return orjson.dumps(found)
 
 
@@ -306,6 +308,7 @@ def _default(problem: GemmProblem, target: Target) -> Json | None:
         "verdict": verdict(None),
         "stale": False,
         "stale_reason": "",
+        "withdrawn": [],
         "artifact_sha256": None,
         "result_id": None,
     }
@@ -339,10 +342,29 @@ def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
         "verdict": _verdict(row.ratio or "{}"),
         "stale": bool(changed),
         "stale_reason": changed,
+        "withdrawn": _withdrawn(known, tuned, row) if known.withdrawn else [],
         # A module computes one shape: the one of another shape would be refused when it is called.
         "artifact_sha256": (row.artifact_sha256 or None) if exact else None,
         "result_id": row.id,
     }
+
+
+def _withdrawn(known: Known, shape: Shape, row: Answer) -> list[Json]:
+    """Earlier answers for the problem and device of this one that were found to be bad, newest first."""
+    place = queries.place_of(shape, row.dtype, row.layout, row.arch, row.device_name, row.protocol)
+    return [asdict(one) for one in known.withdrawn.get(place, ())]
+
+
+def _withdrawn_for(known: Known, shape: Shape, wish: Wish) -> list[Json]:
+    """As `_withdrawn` for a question that nothing answers, on each device that it may be about."""
+    which = wish.which
+    return [
+        {**asdict(one), "device": place[6]}
+        for place, found in known.withdrawn.items()
+        if place[:6] == (*shape, which.dtype, which.layout, which.arch) and place[7] == which.protocol
+        if which.device_name in (None, place[6])
+        for one in found
+    ]
 
 
 @lru_cache(maxsize=4096)
@@ -385,7 +407,7 @@ def _problem_view(problem: GemmProblem) -> Json:
 
 
 def _revision(session: Session, shape: Shape, wish: Wish, revision: int, known: Known) -> Json:
-    """The revision that was asked for by its number, stale or not. Raises ProblemError, NoResult."""
+    """The revision that was asked for by its number, stale or not. Raises ProblemError, NoResult, WithdrawnResult."""
     problem, which = _problem(shape, wish), wish.which
     found = queries.best_exact(
         session,
@@ -397,6 +419,12 @@ def _revision(session: Session, shape: Shape, wish: Wish, revision: int, known: 
         protocol=which.protocol,
         revision=revision,
     )
+    if found is not None and found.withdrawn_at is not None:
+        raise WithdrawnResult(
+            f"revision {revision} of {problem} on {found.device_name} was withdrawn: {found.withdrawn_reason}",
+            hint="leave revision out for what answers today; do not use the kernel any more",
+            extra={"withdrawn": _withdrawn_for(known, shape, wish)},
+        )
     if found is not None:
         return answer_view(shape, queries.answers_by_id(session, [found.id])[found.id], known)
     newest = _best_row(session, problem, replace(which, stale=()))
@@ -408,8 +436,11 @@ def _revision(session: Session, shape: Shape, wish: Wish, revision: int, known: 
     )
 
 
-def _nothing(session: Session, problem: GemmProblem, wish: Wish) -> NoResult:
-    """Says what would answer: a stale result, less evidence, else the job that would tune the shape."""
+def _nothing(session: Session, problem: GemmProblem, wish: Wish, withdrawn: Sequence[Json]) -> NoResult:
+    """Says what would answer: a stale result, less evidence, else the job that would tune the shape.
+
+    withdrawn: what answered before
+    """
     hint = "POST `submit` to /v1/jobs to tune it"
     asked = replace(wish.which, stale=(), environment=None)
     if wish.which.environment is not None and _best_row(session, problem, asked) is not None:
@@ -423,9 +454,13 @@ def _nothing(session: Session, problem: GemmProblem, wish: Wish) -> NoResult:
     elif not wish.allow_default:
         hint += "; allow_default=true gives the heuristic's modeled config"
     return NoResult(
-        f"nothing is tuned for {problem} on {wish.target}, or near it, with evidence {wish.which.evidence}",
+        f"nothing is tuned for {problem} on {wish.target}, or near it, with evidence {wish.which.evidence}"
+        + "".join(f"; revision {one['revision']} was withdrawn: {one['reason']}" for one in withdrawn[:1]),
         hint=hint,
-        extra={"submit": submit_body([_problem_view(problem)], wish.target, wish.which.protocol)},
+        extra={
+            "submit": submit_body([_problem_view(problem)], wish.target, wish.which.protocol),
+            "withdrawn": withdrawn,
+        },
     )
 
 

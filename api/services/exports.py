@@ -9,7 +9,7 @@ from starlette.responses import FileResponse
 
 from api.errors import BundleMissing, Conflict, UnverifiedResult
 from api.services.lookup import found
-from api.services.results import found_result
+from api.services.results import found_result, refuse_withdrawn
 from api.views.exports import ExportView
 from db import queries
 from db.models import Export, Result, State
@@ -25,10 +25,11 @@ NEEDED_EVIDENCE = ("numeric", "checked")
 
 
 def create(session: Session, body: ExportIn) -> ExportView:
-    """Order a bundle. Raises NotFound, UnverifiedResult."""
+    """Order a bundle. Raises NotFound, WithdrawnResult, UnverifiedResult."""
     identities = list(dict.fromkeys(body.results))
     for position, identity in enumerate(identities):
         result = found_result(session, identity, field=f"results[{position}]: ")
+        refuse_withdrawn(result, field=f"results[{position}]: ")
         if not body.allow_unverified:
             _check_evidence(result, position)
     request = {"results": identities, "format": body.format, "allow_unverified": body.allow_unverified}
@@ -51,12 +52,14 @@ def show(session: Session, export_id: str) -> ExportView:
 
 
 def bundle(session: Session, export_id: str, exports_dir: Path) -> FileResponse:
-    """The file of a finished export. Raises NotFound, Conflict, BundleMissing."""
+    """The file of a finished export. Raises NotFound, Conflict, WithdrawnResult, BundleMissing."""
     export = found_export(session, export_id)
     if export.state == State.FAILED:
         raise Conflict(f"export {export_id} failed: {export.reason}", hint="mend the cause and order it again")
     if export.state != State.DONE:
         raise Conflict(f"export {export_id} is {export.state}", hint="ask again until its state is DONE")
+    for identity in export.request["results"]:
+        refuse_withdrawn(found_result(session, identity))
     path = _stored_file(export, exports_dir)
     headers = {"ETag": f'"{export.bundle_sha256}"'} if export.bundle_sha256 else None
     return FileResponse(path, media_type="application/zip", filename=_file_name(export), headers=headers)

@@ -17,7 +17,7 @@ from db import queries
 from db.database import ANSWERS
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from sqlalchemy.orm import Session
 
@@ -34,6 +34,7 @@ class Known:
     targets: what requests may name
     today: environments of the devices
     stale: `made_in` of results that no device matches any more
+    withdrawn: revisions that were found to be bad, by what they were answers for (`queries.place_of`)
     answers: finished bodies by question, the one asked for last at the end
     """
 
@@ -41,6 +42,7 @@ class Known:
     targets: Targets
     today: Today
     stale: tuple[str, ...]
+    withdrawn: Mapping[tuple[str | int, ...], list[queries.Withdrawn]] = field(default_factory=dict)
     answers: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
 
 
@@ -93,4 +95,5 @@ def _read(session: Session, number: int) -> Known:
     # Without a device that told its environment nothing can be stale, and the question is not asked.
     seen = any(device.environment for device in devices)
     stale = today.stale(queries.current_environments(session)) if seen else ()
-    return Known(number=number, targets=Targets(devices), today=today, stale=stale)
+    withdrawn = queries.withdrawn_revisions(session)
+    return Known(number=number, targets=Targets(devices), today=today, stale=stale, withdrawn=withdrawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from api.errors import Conflict
+from api.errors import Conflict, WithdrawnResult
 from api.services.lookup import found
 from api.services.studies import problem_view
 from api.services.targets import Targets
@@ -62,8 +62,10 @@ def revisions(session: Session, result_id: str, query: RevisionsQuery) -> Revisi
 
 
 def pin(session: Session, body: PinIn) -> ResultView:
-    """Pin a revision, or let it go. Raises NotFound, Conflict for a candidate."""
+    """Pin a revision, or let it go. Raises NotFound, WithdrawnResult, Conflict for a candidate."""
     result = found_result(session, body.result, field="result: ")
+    if body.pinned:
+        refuse_withdrawn(result, field="result: ")
     try:
         return result_views(session, [queries.pin_result(session, result.id, pinned=body.pinned)])[0]
     except NotPublishable as error:
@@ -79,6 +81,15 @@ def pins(session: Session) -> PinList:
 def found_result(session: Session, result_id: str, *, field: str = "") -> Result:
     """Raises NotFound; `field` says where the id stood when it came in a body."""
     return found(queries.result, session, result_id, "result", hint="GET /v1/results lists the results", field=field)
+
+
+def refuse_withdrawn(result: Result, *, field: str = "") -> None:
+    """Raises WithdrawnResult for a result whose kernel was found to be bad."""
+    if result.withdrawn_at is not None:
+        raise WithdrawnResult(
+            f"{field}result {result.id} was withdrawn: {result.withdrawn_reason}",
+            hint="GET /v1/best gives what answers for its problem today; do not use the kernel any more",
+        )
 
 
 def result_views(session: Session, results: Sequence[Result]) -> list[ResultView]:
@@ -122,6 +133,8 @@ def _view(result: Result, samples: Measurement | None, coverage: dict[str, Any] 
         source_hash=result.source_hash or None,
         created_at=result.created_at,
         published_at=result.published_at,
+        withdrawn_at=result.withdrawn_at,
+        withdrawn_reason=result.withdrawn_reason or "",
     )
 
 

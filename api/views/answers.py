@@ -7,9 +7,22 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from api.examples import BEST_EXAMPLE, JOB_EXAMPLE, PROBLEM_EXAMPLE
+from api.examples import BEST_EXAMPLE, JOB_EXAMPLE, PROBLEM_EXAMPLE, WITHDRAWN_EXAMPLE
 from api.views.base import ErrorBody, Json, example
 from api.views.problems import ProblemView
+
+
+class WithdrawnView(BaseModel):
+    """A published revision whose kernel was found to be bad."""
+
+    result_id: str
+    revision: int
+    reason: str
+    """What was found, by which trial of which study."""
+    at: str
+    """When, UTC."""
+    device: str | None = None
+    """Named where nothing answers, since a question may be about several devices."""
 
 
 class NoResultBody(ErrorBody):
@@ -21,11 +34,30 @@ class NoResultBody(ErrorBody):
             "detail": "nothing is tuned for 4096x4096x4096 bf16 on sm_90a",
             "hint": "POST `submit` to /v1/jobs to tune it",
             "submit": JOB_EXAMPLE,
+            "withdrawn": [],
         }
     )
 
     submit: Json
     """Body for POST /v1/jobs that would tune the shape."""
+    withdrawn: list[WithdrawnView]
+    """What answered before and was found to be bad, newest first."""
+
+
+class WithdrawnBody(ErrorBody):
+    """410 of GET /v1/best: the revision that was asked for was found to be bad."""
+
+    model_config = example(
+        {
+            "error": "WithdrawnResult",
+            "detail": "revision 3 of 4096x4096x4096 bf16 on NVIDIA H200 was withdrawn: WRONG_RESULT: ...",
+            "hint": "leave revision out for what answers today; do not use the kernel any more",
+            "withdrawn": [WITHDRAWN_EXAMPLE],
+        }
+    )
+
+    withdrawn: list[WithdrawnView]
+    """The revisions of the problem and device that were found to be bad, newest first."""
 
 
 class BestView(BaseModel):
@@ -65,6 +97,8 @@ class BestView(BaseModel):
     """The device's driver, CUDA or toolchain changed since it was measured."""
     stale_reason: str
     """What changed."""
+    withdrawn: list[WithdrawnView]
+    """Earlier answers for `tuned_for` on this device that were found to be bad, newest first: do not use them."""
     artifact_sha256: str | None
     """The module built for exactly this shape; null for `nearest` and `default`."""
     result_id: str | None

@@ -82,6 +82,10 @@ class ResultView(BaseModel):
     source_hash: str | None
     created_at: datetime
     published_at: datetime | None
+    withdrawn_at: datetime | None
+    """When its kernel was found to be bad: it answers nothing any more, and no bundle takes it."""
+    withdrawn_reason: str
+    """What was found, by which trial of which study; empty for a result that stands."""
 
 
 class RevisionList(BaseModel):

@@ -100,6 +100,14 @@ from db.queries.trials import (
     trial,
     trials_of_study,
 )
+from db.queries.withdrawals import (
+    Withdrawn,
+    place_of,
+    withdraw_source,
+    withdrawn_by,
+    withdrawn_revisions,
+    withdrawn_without_answer,
+)
 
 __all__ = [
     "Answer",
@@ -110,6 +118,7 @@ __all__ = [
     "NewStudy",
     "Shape",
     "Which",
+    "Withdrawn",
     "add_artifact",
     "add_result",
     "add_snapshot",
@@ -162,6 +171,7 @@ __all__ = [
     "owns_study",
     "pin_result",
     "pinned_results",
+    "place_of",
     "publish_result",
     "published_environments",
     "record_environment",
@@ -196,4 +206,8 @@ __all__ = [
     "trials_page",
     "tuned_m",
     "upsert_device",
+    "withdraw_source",
+    "withdrawn_by",
+    "withdrawn_revisions",
+    "withdrawn_without_answer",
 ]

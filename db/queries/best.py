@@ -125,8 +125,9 @@ class _Kind:
         if self.environment:
             asked = bindparam("environment", type_=String())
             found.append(or_(Result.made_in == asked, Result.environment_key == asked))
+            found.append(Result.withdrawn_at.is_(None))
         else:
-            found.append(Result.current.is_(True))
+            found.append(Result.current.is_(True))  # what is withdrawn is not
         if self.stale:
             found.append(or_(Result.pinned.is_(True), Result.made_in.not_in(_texts(dialect, "stale"))))
         return found
@@ -160,7 +161,7 @@ def best_exact(  # noqa: PLR0917  (a problem, in the order in which people say i
     """The whole result that answers exactly this problem, or None. Called by the tuner and for a named revision.
 
     protocol, evidence: as in `Which`
-    revision: this published revision and no other
+    revision: this published revision and no other, withdrawn or not
     environment_key: only results made in this environment; None accepts any
     Raises ValueError for an unknown word of evidence.
     """
@@ -180,6 +181,8 @@ def _best_statement(given: frozenset[str], *, candidates: bool) -> Select[Result
     query = select(Result).where(*(getattr(Result, name) == bindparam(name) for name in (*fixed, *sorted(given))))
     if not given & {"revision", "environment_key"}:
         query = query.where(Result.current.is_(True))
+    elif "revision" not in given:
+        query = query.where(Result.withdrawn_at.is_(None))
     order = (
         # Portable spelling of "nulls last": SQLite and PostgreSQL place them at opposite ends.
         Result.published_at.is_(None),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Faults of the candidate itself. OUT_OF_MEMORY and INVALID_TIMING may be the moment's fault, SPILLED and
 # COMPILE_FAILED cost no GPU and are found again in seconds.
-_REMEMBERED_OUTCOMES = ("CRASHED", "TIMED_OUT", "WRONG_RESULT", "NONDETERMINISTIC", "CHECK_FAILED")
+REMEMBERED_OUTCOMES = ("CRASHED", "TIMED_OUT", "WRONG_RESULT", "NONDETERMINISTIC", "CHECK_FAILED")
 # The reason of a CRASHED whose workers were all ended from outside, a pattern of LIKE: no fault of the candidate.
 LOST_WORKERS = "lost % workers on the GPU: %"
 _FORGOTTEN = "forgotten: "  # begins the reason of a failure that no longer counts, see `forget_failures`
@@ -87,7 +87,7 @@ def known_bad(session: Session, device_name: str, toolchain: str, source_hash: s
         select(Trial)
         .join(Study, Trial.study_id == Study.id)
         .where(Trial.source_hash == source_hash, Trial.toolchain == toolchain)
-        .where(Trial.outcome.in_(_REMEMBERED_OUTCOMES), Study.device_name == device_name)
+        .where(Trial.outcome.in_(REMEMBERED_OUTCOMES), Study.device_name == device_name)
         .where(Trial.reason.not_like(LOST_WORKERS), ~Trial.reason.startswith(_FORGOTTEN))
         .order_by(Trial.finished_at.desc(), Trial.study_id, Trial.number)
         .limit(1)
@@ -102,7 +102,7 @@ def forget_failures(session: Session, study_id: str, number: int | None = None) 
 
     number: of the one trial that is meant; None for all of the study
     """
-    query = select(Trial).where(Trial.study_id == study_id, Trial.outcome.in_(_REMEMBERED_OUTCOMES))
+    query = select(Trial).where(Trial.study_id == study_id, Trial.outcome.in_(REMEMBERED_OUTCOMES))
     query = query.where(~Trial.reason.startswith(_FORGOTTEN)).order_by(Trial.number)
     if number is not None:
         query = query.where(Trial.number == number)

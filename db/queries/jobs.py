@@ -12,6 +12,7 @@ from sqlalchemy import and_, bindparam, exists, insert, or_, select
 from db.errors import IdempotencyConflict
 from db.models import FINAL_STATES, LIVE_STATES, Job, JobStudy, State, Study, new_id, utc_now
 from db.queries.studies import KEYS_A_STATEMENT, end_cancelled, hold_jobs
+from db.queries.withdrawals import has_withdrawn_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,8 +61,9 @@ def create_job(
 ) -> Job:
     """Store a job with its studies. Called by POST /v1/jobs; returns the job, in the state its studies give it.
 
-    Unless `force`, a problem is answered by a study that is DONE, or waits with another job for one that is live. A
-    known idempotency key returns the job that it made. Raises IdempotencyConflict where that job had another request.
+    Unless `force`, a problem is answered by a study that is DONE and whose winner stands, or waits with another job for
+    one that is live. A known idempotency key returns the job that it made. Raises IdempotencyConflict where that job
+    had another request.
     """
     hold_jobs(session)
     if idempotency_key is not None:
@@ -113,7 +115,7 @@ def _shareable(session: Session, wanted: Mapping[str, NewStudy]) -> dict[str, st
 _OF_KEYS = Study.study_key.in_(bindparam("keys", expanding=True))
 _DONE_OF_KEYS = (
     select(Study.study_key, Study.id, Study.environment_key)
-    .where(_OF_KEYS, Study.state == State.DONE)
+    .where(_OF_KEYS, Study.state == State.DONE, ~has_withdrawn_result())
     .order_by(Study.finished_at.desc(), Study.id)
 )
 _LIVE_OF_KEYS = (

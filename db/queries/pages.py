@@ -150,6 +150,7 @@ def _newest_made_in(made_in: str) -> Select[str]:
     place = (Result.m, Result.n, Result.k, Result.dtype, Result.layout, Result.arch, Result.device_name)
     rank = func.row_number().over(partition_by=place, order_by=Result.revision.desc()).label("rank")
     ranked = select(Result.id.label("id"), rank).where(Result.made_in == made_in, Result.revision.is_not(None))
+    ranked = ranked.where(Result.withdrawn_at.is_(None))
     found = ranked.subquery()
     return select(found.c.id).where(found.c.rank == 1)
 

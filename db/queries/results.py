@@ -98,8 +98,8 @@ def add_result(session: Session, new: NewResult) -> Result:
         source_hash=new.source_hash,
         created_at=new.created_at or utc_now(),
     )
-    _hold(session, stored)
-    _retire(session, _same_place(stored), Result.revision.is_(None), Result.evidence_level == level)
+    hold_place(session, stored)
+    _retire(session, same_place(stored), Result.revision.is_(None), Result.evidence_level == level)
     session.add(stored)
     session.flush()
     return stored
@@ -115,22 +115,23 @@ def publish_result(session: Session, result_id: str) -> Result:
 
     From the commit on it is what readers get, unless another revision is pinned; until then they keep the revision
     before. A result that has a revision is returned as it stands. Raises KeyError if unknown, NotPublishable without
-    `numeric` and `checked` evidence.
+    `numeric` and `checked` evidence, or for a withdrawn one.
     """
     found = session.get(Result, result_id)
     if found is None:
         raise KeyError(result_id)
-    _hold(session, found)
+    hold_place(session, found)
     session.refresh(found)
     if found.revision is not None:
         return found
+    _refuse_withdrawn(found)
     missing = [word for word in ("numeric", "checked") if word not in found.evidence]
     if missing:
         raise NotPublishable(
             f"result {result_id} has evidence {found.evidence}, a revision also needs {missing}: "
             "verify it first, or export it with allow_unverified"
         )
-    place = _same_place(found)
+    place = same_place(found)
     last = session.scalar(select(func.max(Result.revision)).where(place)) or 0
     pinned = session.scalar(select(Result.id).where(place, Result.pinned.is_(True)).limit(1))
     if pinned is None:
@@ -147,21 +148,23 @@ def pin_result(session: Session, result_id: str, *, pinned: bool) -> Result:
     """Let a revision stay the answer for its problem and device, or give the newest one back its place.
 
     Called by PUT /v1/pins. A pin takes the place of an earlier one; taking a pin from a result that has none changes
-    nothing. Raises KeyError if unknown, NotPublishable for a candidate.
+    nothing. Raises KeyError if unknown, NotPublishable for a candidate and for a withdrawn revision.
     """
     found = session.get(Result, result_id)
     if found is None:
         raise KeyError(result_id)
-    _hold(session, found)
+    hold_place(session, found)
     session.refresh(found)
     if found.revision is None:
         raise NotPublishable(f"result {result_id} is a candidate: only a published revision can be pinned")
     if found.pinned == pinned:
         return found
-    place = _same_place(found)
+    _refuse_withdrawn(found)
+    place = same_place(found)
     session.execute(update(Result).where(place, Result.pinned.is_(True)).values(pinned=False))
     _retire(session, place, Result.revision.is_not(None))
-    newest = select(Result).where(place, Result.revision.is_not(None)).order_by(Result.revision.desc()).limit(1)
+    newest = select(Result).where(place, Result.revision.is_not(None), Result.withdrawn_at.is_(None))
+    newest = newest.order_by(Result.revision.desc()).limit(1)
     answer = found if pinned else session.scalars(newest).one()
     found.pinned = pinned
     answer.current = True
@@ -178,15 +181,22 @@ def pinned_results(session: Session) -> Sequence[Result]:
     return session.scalars(query.order_by(*order)).all()
 
 
+def _refuse_withdrawn(one: Result) -> None:
+    if one.withdrawn_at is not None:
+        raise NotPublishable(f"result {one.id} was withdrawn: {one.withdrawn_reason}")
+
+
 # What one row of revisions is about.
 _PLACE = ("m", "n", "k", "dtype", "layout", "arch", "device_name", "protocol")
 
 
-def _same_place(one: Result) -> ColumnElement[bool]:
+def same_place(one: Result) -> ColumnElement[bool]:
+    """Condition: the same problem, device and protocol."""
     return and_(*(getattr(Result, name) == getattr(one, name) for name in _PLACE))
 
 
-def _hold(session: Session, one: Result) -> None:
+def hold_place(session: Session, one: Result) -> None:
+    """Make all changes of who answers for this problem, device and protocol follow one another."""
     hold(session, " ".join(["results", *(str(getattr(one, name)) for name in _PLACE)]))
 
 
@@ -277,13 +287,13 @@ def revisions(
 ) -> Sequence[Result]:
     """Published revisions of the problem and device of a result, newest first; empty for an unknown id.
 
-    Called by GET /v1/results/{id}/revisions.
+    Withdrawn ones too, which say so. Called by GET /v1/results/{id}/revisions.
     below: number of the last revision of the page before
     """
     found = session.get(Result, result_id)
     if found is None:
         return []
-    query = select(Result).where(_same_place(found), Result.revision.is_not(None))
+    query = select(Result).where(same_place(found), Result.revision.is_not(None))
     if below is not None:
         query = query.where(Result.revision < below)
     return session.scalars(query.order_by(Result.revision.desc()).limit(limit)).all()
@@ -307,6 +317,7 @@ def changed_environments(
     earlier = (
         select(func.max(before.revision))
         .where(same, before.revision < answer.revision, before.made_in != answer.made_in)
+        .where(before.withdrawn_at.is_(None))
         .correlate(answer)
         .scalar_subquery()
     )

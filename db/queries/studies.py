@@ -10,6 +10,7 @@ from sqlalchemy import and_, bindparam, func, or_, select, update
 
 from db.database import hold
 from db.models import FINAL_STATES, LIVE_STATES, Export, Job, JobStudy, State, Study, utc_now
+from db.queries.withdrawals import has_withdrawn_result
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -170,13 +171,15 @@ def finish_study(
 
 
 def finished_study(session: Session, study_key: str, environment_key: str | None = None) -> Study | None:
-    """The newest DONE study of this request, or None. Called by POST /v1/jobs and by the tuner before it starts one.
+    """The newest DONE study of this request whose winner stands, or None.
+
+    Called by POST /v1/jobs and by the tuner before it starts one.
 
     environment_key: only a study made in this environment counts; None accepts any
     """
     query = (
         select(Study)
-        .where(Study.study_key == study_key, Study.state == State.DONE)
+        .where(Study.study_key == study_key, Study.state == State.DONE, ~has_withdrawn_result())
         .order_by(Study.finished_at.desc(), Study.id)
         .limit(1)
     )
@@ -229,6 +232,7 @@ def _newest_finished() -> Select[*tuple[Any, ...]]:
     ranked = (
         select(Study.id, place.label("place"))
         .where(Study.study_key.in_(bindparam("keys", expanding=True)), Study.state == State.DONE)
+        .where(~has_withdrawn_result())
         .subquery()
     )
     columns = select(Study.study_key, Study.device_name, Study.environment, Study.environment_key)

@@ -208,18 +208,18 @@ def fail_trial(
     outcome: str,
     reason: str,
     evidence: Sequence[str] | None = None,
-) -> None:
+) -> Trial | None:
     """Turn a measured trial into a failed one: the final or a later check found its kernel to be bad.
 
-    Called by the tuner. Its samples stay, and it is no longer counted as measured or as the study's best; a trial that
-    is not there changes nothing.
+    Called by the tuner; returns the trial. Its samples stay, and it is no longer counted as measured or as the study's
+    best. A trial that is not there changes nothing.
 
     evidence: what is still true of it; None where all of it is
     """
     study = session.get(Study, study_id, with_for_update=True)
     trial = session.get(Trial, (study_id, number))
     if study is None or trial is None:
-        return
+        return None
     counts = {**study.counts, trial.outcome: study.counts.get(trial.outcome, 1) - 1}
     study.counts = {word: count for word, count in counts.items() if count} | {outcome: counts.get(outcome, 0) + 1}
     trial.outcome, trial.reason = outcome, reason
@@ -231,6 +231,7 @@ def fail_trial(
         for other in trials_of_study(session, study_id, outcome=_BEST_OUTCOME[study.mode]):
             _update_best(study, other)
         session.flush()
+    return trial
 
 
 def replace_artifact(session: Session, study_id: str, number: int, sha256: str) -> None:

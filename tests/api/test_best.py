@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from api.direct import best_reply
+from api.settings import ApiSettings
 from kernels.config import config_from_dict
 from kernels.devices import profile_named
 from kernels.problem import GemmProblem
@@ -320,3 +324,18 @@ def test_bulk_takes_1_to_4096_shapes(service: Service, count: int) -> None:
     response = service.http.post("/v1/best", json=body)
     assert response.status_code == 422
     assert response.json()["detail"].startswith("problems: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"m": 4000}, {"n": 9}, {"k": 0}, {"dtype": "fp8"}, {"device": "abacus"}, {"revision": 7}, {"unknown": 1}],
+)
+def test_answer_without_the_framework_is_the_one_of_the_route(service: Service, changes: dict[str, Any]) -> None:
+    """Commands that work without a service ask this way: the same status, the same body."""
+    service.add_result()
+    params = {name: str(value) for name, value in (ASKED | changes).items()}
+    reply = service.http.get("/v1/best", params=params)
+    status, body = best_reply(
+        service.db, ApiSettings(database_url="", exports_dir=Path(), artifacts_dir=Path()), params
+    )
+    assert (status, json.loads(body)) == (reply.status_code, reply.json())

@@ -11,6 +11,7 @@ import pytest
 from api.schemas import SamplerName
 from api.services.jobs import time_left_s
 from db import queries
+from search_space.request import TuneRequest
 from search_space.samplers import SAMPLERS, WORTH_A_TRIAL
 from tests.api.conftest import H200_ENVIRONMENT, Service, job_body
 
@@ -348,3 +349,19 @@ def test_problem_that_matters_more_may_go_on_for_a_smaller_gain(service: Service
 def test_names_of_samplers_are_those_of_the_search() -> None:
     """The schema lists them for OpenAPI."""
     assert tuple(SamplerName) == SAMPLERS
+
+
+def test_device_that_the_service_lists_is_taken_back_by_its_name(service: Service) -> None:
+    """The engine `fake` announces invented devices: jobs and questions name them as the list does."""
+    with service.db.write() as session:
+        queries.upsert_device(
+            session, uuid="GPU-f", name="Fake H200", arch="sm_90a", sm_count=132, environment={"sm_count": 132}
+        )
+    names = [device["name"] for device in service.http.get("/v1/devices").json()["devices"]]
+    assert names == ["Fake H200"]
+    job = service.submit(arch=None, device="Fake H200")
+    study = service.study(job["studies"][0]["id"])
+    assert (study.device_name, TuneRequest.from_dict(study.request).device) == ("Fake H200", "Fake H200")
+    service.add_result(device_name="Fake H200")
+    asked = {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", "device": "fake h200"}
+    assert service.http.get("/v1/best", params=asked).json()["device"] == "Fake H200"

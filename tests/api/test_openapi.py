@@ -45,6 +45,8 @@ MODELS = [
     if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == module.__name__
 ]
 
+BODIES = ("ErrorBody", "NoResultBody", "WithdrawnBody")
+
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def test_every_route_has_a_summary_a_description_and_documented_errors(document:
                 if int(status) < 400:
                     continue
                 schema = response["content"]["application/json"]["schema"]
-                assert schema["$ref"].rpartition("/")[2] in ("ErrorBody", "NoResultBody"), f"{where} {status}"
+                assert schema["$ref"].rpartition("/")[2] in BODIES, f"{where} {status}"
             assert {"500", "503"} <= set(operation["responses"]), where
     assert "HTTPValidationError" not in document["components"]["schemas"]
 

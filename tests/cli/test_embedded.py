@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from db import queries
+from db.database import Database
 from db.errors import DatabaseError
+from kernels.config import Sm90GemmConfig
 from tests.cli.conftest import ROOT
+from tests.db.rows import only_study, post_job, publish, report
+from tuner import service
 from tuner.bundle import load_bundle
-from tuner.cli import embedded, watch
+from tuner.cli import watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,7 +191,7 @@ def test_tuner_that_breaks_ends_the_command(cli: Cli, monkeypatch: pytest.Monkey
     def broken(*_: object) -> None:
         raise DatabaseError("the disk is full")
 
-    monkeypatch.setattr(embedded, "run_service", broken)
+    monkeypatch.setattr(service, "run_service", broken)
     ran = cli(*TUNE[:-1])
     assert ran.status == 1
     assert "the tuner stopped: the disk is full" in ran.err
@@ -246,3 +251,42 @@ def test_address_that_is_none_is_a_wrong_request(cli: Cli, url: str) -> None:
     ran = cli("jobs", "--url", url)
     assert ran.status == 2
     assert "is no address of a service" in ran.error_line
+
+
+def test_best_says_that_a_revision_was_withdrawn_and_why(cli: Cli, home: Path) -> None:
+    """Asked for by its number, and beside the one that took its place."""
+    home.mkdir()
+    with Database.open(f"sqlite:///{home / 'gemm-tuner.db'}") as database, database.write() as session:
+        bad = publish(session, source_hash="bad")
+        study_id = only_study(session, post_job(session, "w"))
+        queries.record_environment(session, study_id, device_name="NVIDIA H200", environment={}, environment_key="")
+        found = report(session, study_id, 0, source_hash="bad", outcome="WRONG_RESULT", reason="1 element is wrong")
+        queries.withdraw_source(session, study_id, found)
+        publish(session, source_hash="good", config=Sm90GemmConfig().to_dict())
+        identity = bad.id
+    asked = ("best", "4096x4096x4096", "--device", "h200")
+    ran = cli(*asked, "--revision", "1")
+    assert ran.status == 1
+    assert "was withdrawn: WRONG_RESULT: 1 element is wrong" in ran.error_line
+    now = cli(*asked)
+    assert now.status == 0
+    assert "withdrawn: WRONG_RESULT: 1 element is wrong" in " ".join(now.out.split())
+    (gone,) = cli(*asked, "--json").document["withdrawn"]
+    assert (gone["revision"], gone["result_id"]) == (1, identity)
+    history = cli("revisions", identity)
+    assert "withdrawn: WRONG_RESULT" in " ".join(history.out.split())
+
+
+def test_best_imports_neither_the_framework_nor_what_only_tuning_needs(home: Path) -> None:
+    """Importing them took most of the time of the command."""
+    code = (
+        "import sys; from tuner.cli.main import main; main(['best', '4096x4096x4096', '--device', 'h200']);"
+        "heavy = {'fastapi', 'optuna', 'numpy', 'alembic', 'tvm', 'torch', 'psutil', 'jinja2'} & set(sys.modules);"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    environ = {**os.environ, "GEMM_TUNER_HOME": str(home)}
+    for _ in range(2):  # the first one makes the database, for which Alembic is needed
+        ran = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        )
+    assert ran.returncode == 0, ran.stderr

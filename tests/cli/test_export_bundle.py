@@ -47,6 +47,7 @@ class StoredResult:
     ratio: dict[str, Any] | None = field(default_factory=lambda: {"cublaslt_best": {"median": 1.01}})
     artifact_sha256: str | None = hashlib.sha256(MODULE).hexdigest()
     source_hash: str | None = "ab" * 32
+    withdrawn_reason: str | None = None
 
 
 CANDIDATE = StoredResult(
@@ -343,3 +344,10 @@ def test_random_damage_is_refused_or_harmless(bundle: Path) -> None:
         except ExportError:
             refused += 1
     assert refused > 200
+
+
+def test_withdrawn_result_is_in_no_bundle(tmp_path: Path) -> None:
+    """Withdrawn after the export was ordered; permission for candidates does not reach so far."""
+    bad = replace(StoredResult(), withdrawn_reason="WRONG_RESULT: 1 element is wrong")
+    with pytest.raises(ExportError, match="was withdrawn: WRONG_RESULT: 1 element is wrong"):
+        build_bundle([bad], ArtifactStore(tmp_path), tmp_path / "b.zip", allow_unverified=True)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.conftest import ROOT, Ran, free_port
+from tuner.cli.errors import UsageError
 from tuner.cli.remote import wait_until_ready
-from tuner.cli.serve import service_url
+from tuner.cli.serve import _only_one, service_url
 from tuner.cli.supervisor import Backoff, ChildSpec, Supervisor
 from tuner.client import Client
 
@@ -139,6 +140,45 @@ def test_address_for_clients_is_one_they_can_reach() -> None:
 
 
 @pytest.mark.slow
+def test_two_services_on_one_state_are_told_apart(cli: Callable[..., Ran], home: Path) -> None:
+    """The second says who has it, before anything is started; when the first has gone there is nothing in the way."""
+    home.mkdir()
+    with _only_one(home):
+        ran = cli("serve", "--port", str(free_port()))
+        assert ran.status == 2
+        assert f"the state in {home} is in use by another `gemm-tuner serve` (process {os.getpid()})" in ran.error_line
+        with pytest.raises(UsageError), _only_one(home):
+            pass
+    with _only_one(home):
+        pass
+
+
+def test_of_two_services_started_in_the_same_moment_one_lives(tmp_path: Path) -> None:
+    """Same state and same port: the other ends with a line that says what is wrong."""
+    port = free_port()
+    command = [sys.executable, "-m", "tuner.cli.main", "serve", "--port", str(port), "--engine", "fake"]
+    environ = {**os.environ, "GEMM_TUNER_HOME": str(tmp_path), "GEMM_TUNER_FAKE_SCALE": "0"}
+    both = [
+        subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        assert wait_until_ready(service_url("127.0.0.1", port), timeout_s=120)
+        (second,) = (process for process in both if process.poll() is not None)
+        assert second.stderr is not None
+        assert "is in use by another `gemm-tuner serve`" in second.stderr.read()
+        assert second.returncode == 2
+        (first,) = (process for process in both if process.poll() is None)
+        assert second.pid != first.pid
+    finally:
+        for process in both:
+            process.terminate()
+        for process in both:
+            process.wait(30)
+            assert process.stderr is not None
+            process.stderr.close()
+
+
 def test_serve_answers_survives_a_killed_tuner_and_stops_on_sigterm(tmp_path: Path) -> None:
     """The real service: up, tuner killed and replaced while the API answers, down with status 0 and nothing left."""
     port, log = free_port(), tmp_path / "log"

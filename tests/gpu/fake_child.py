@@ -38,6 +38,10 @@ def environment() -> Environment:
     return Environment(gpu_name="NVIDIA H200", arch="sm_90a", sm_count=132, gpu_uuid="GPU-fake")
 
 
+class OtherBytes(RuntimeError):
+    """Stands for a file that is not what was stored."""
+
+
 class FakeWorker:
     """Behaves as told. `state` is a folder that outlives the process: its files count starts."""
 
@@ -111,7 +115,8 @@ class FakeWorker:
         """As the real worker, without torch."""
         if isinstance(error, MemoryError):
             return Failed(outcome=Outcome.OUT_OF_MEMORY, reason="not enough device memory", tainted=True)
-        return Failed(outcome=Outcome.CRASHED, reason=describe(error), tainted=isinstance(error, StickyFault))
+        tainted, changed = isinstance(error, StickyFault), isinstance(error, OtherBytes)
+        return Failed(outcome=Outcome.CRASHED, reason=describe(error), tainted=tainted, module_changed=changed)
 
     def _misbehave(self, job: EvaluateJob | FinalJob, where: str) -> None:
         """`once-in-baseline` and `always-in-baseline` die before a candidate is at work, `...-in-burst` in a burst of a
@@ -175,6 +180,7 @@ class FakeWorker:
             "unpicklable": Unpicklable(),
             "sticky": StickyFault("CUDA error: an illegal memory access was encountered"),
             "memory": MemoryError(),
+            "changed": OtherBytes("the file was changed or cut short"),
             "refuses": ValueError("A: expected 2 dimensions"),
         }[what]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from kernels.problem import GemmProblem
 from tests.gpu import fake_torch
 from tests.gpu.jobs import PROBLEM, evaluate_job, final_job
 from tests.gpu.test_clock import FAST, QuietCard, bench_of, kernel_of
-from tuner.gpu.child import GpuWorker
+from tuner.gpu.child import ChangedError, GpuWorker, LoadError, load_module
 from tuner.gpu.jobs import ONLY_SUBJECT, Phase, StressJob, StressModule
 from tuner.records import Outcome
 
@@ -211,3 +212,17 @@ def test_inputs_of_a_stress_build_are_made_before_the_build_is_at_work(
     assert desk.run(StressJob(config=Sm90GemmConfig(), builds=builds)).reply.passed
     begun = [report for report in desk.reports if report[0] in (Phase.BASELINE, Phase.LOAD)]
     assert begun == [(Phase.BASELINE, 0), (Phase.LOAD, 0), (Phase.BASELINE, 1), (Phase.LOAD, 1)]
+
+
+@pytest.mark.parametrize("content", [b"", b"other bytes", None])
+def test_file_with_other_bytes_is_told_from_a_module_that_does_not_load(tmp_path: Path, content: bytes | None) -> None:
+    """Gone, cut short or changed: the store's fault. Bytes as they were stored that are no module: the kernel's."""
+    path = tmp_path / "module.so"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ChangedError):
+        load_module(path, hashlib.sha256(b"what was stored").hexdigest())
+    path.write_bytes(b"what was stored")
+    with pytest.raises(LoadError) as raised:
+        load_module(path, hashlib.sha256(b"what was stored").hexdigest())
+    assert not isinstance(raised.value, ChangedError)

@@ -16,7 +16,7 @@ import pytest
 
 from kernels.config import Sm90GemmConfig
 from tests.gpu.jobs import PROBLEM, evaluate_job, final_job
-from tuner.engine.base import WorkerLost
+from tuner.engine.base import ModuleChanged, WorkerLost
 from tuner.gpu.host import GpuChild, GpuUnavailable, PhaseLimits
 from tuner.gpu.jobs import StressJob, StressModule
 from tuner.gpu.spare import MAX_DEATHS
@@ -563,3 +563,13 @@ def _gone(pid: int, *, within_s: float = 5.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_file_that_is_not_what_was_stored_is_nobodys_outcome(start: Start, tmp_path: Path) -> None:
+    """Neither in a trial nor in a final; the child has loaded nothing and goes on."""
+    child = start()
+    for run in (lambda: child.evaluate(evaluate_job("changed")), lambda: child.final(final_job("good", "changed"))):
+        with pytest.raises(ModuleChanged, match=r"GPU-fake: .*cut short"):
+            run()
+    assert child.evaluate(evaluate_job("good")).outcome is Outcome.MEASURED
+    assert len(starts(tmp_path)) == 1

@@ -62,10 +62,10 @@ def test_name_that_is_no_hash_is_refused(tmp_path: Path, name: str) -> None:
 def test_disk_that_fills_up_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The temporary file goes too, and the error names the folder."""
 
-    def full(_descriptor: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("kernels.artifacts.Path.replace", full)
     with pytest.raises(ArtifactError, match="No space left on device"):
         ArtifactStore(tmp_path).put(b"kernel")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -78,3 +78,16 @@ def test_atomic_write_replaces_the_old_file(tmp_path: Path) -> None:
     write_atomically(target, b"new")
     assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_is_published_is_flushed_and_candidates_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that a loss of power cut short is built again; a flush for each would cost more than its trial."""
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    store = ArtifactStore(tmp_path)
+    sha256 = store.put(b"kernel")
+    assert flushed == []
+    store.keep(sha256)
+    assert len(flushed) == 2  # the file and its folder
+    with pytest.raises(ArtifactError, match="cannot keep artifact 0000"):
+        store.keep("0" * 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -164,3 +165,14 @@ def test_registers_that_warpgroups_are_granted_are_there(consumers: int, load: s
     producer, consumer = sm90_registers(config)
     assert producer % 8 == consumer % 8 == 0
     assert producer + consumers * consumer <= (consumers + 1) * sm90_entry_registers(config)
+
+
+@pytest.mark.parametrize("config", [Sm90GemmConfig(), Sm100GemmConfig()])
+def test_config_with_another_choice_equals_one_that_was_made_with_it(config: GemmConfig) -> None:
+    """Equal, with the same hash and key, and the first one stays as it is."""
+    made = config.with_choices({"pipe_depth": 2, "raster": "n"})
+    whole = replace(config, pipe_depth=2, raster="n")
+    assert (made, hash(made), made.key) == (whole, hash(whole), whole.key)
+    assert config == type(config)()
+    assert replace(made, pipe_depth=3).raster == "n"
+    assert pickle.loads(pickle.dumps(made)) == made

@@ -134,8 +134,8 @@ def test_unaligned_problem_is_refused_with_the_padding_that_would_help() -> None
 def test_problem_larger_than_the_device_is_refused_with_both_sizes() -> None:
     """An 80 GB card refuses what a 141 GB card of the same architecture takes."""
     big = GemmProblem(m=200_000, n=200_000, k=64)
-    assert TuneRequest(problem=big, arch="sm_90a", device="h200").problem == big
-    assert TuneRequest(problem=big, arch="sm_90a").problem == big
+    assert TuneRequest(problem=big, arch="sm_90a", device="h200", mode="model").problem == big
+    assert TuneRequest(problem=big, arch="sm_90a", mode="model").problem == big
     with pytest.raises(RequestError, match=rf"needs {big.min_bytes} B .* has 80000000000 B"):
         TuneRequest(problem=big, arch="sm_90a", device="h100")
 

@@ -59,6 +59,7 @@ class StoredResult:
     environment = {"gpu_name": "NVIDIA H200", "sm_count": 132}  # noqa: RUF012
     ratio = {"cublaslt_best": {"median": 1.01}}  # noqa: RUF012
     source_hash = "ab" * 32
+    withdrawn_reason = None
 
     def __init__(self, artifact_sha256: str) -> None:
         self.artifact_sha256 = artifact_sha256

@@ -50,7 +50,7 @@ class StubPool:
         self.findings, self.unjudged, self.fails_from, self.edited = findings, unjudged, fails_from, edited
         self.submitted: list[tuple[Any, ...]] = []
 
-    def submit(self, *arguments: Any) -> Future[PoolReply]:
+    def submit(self, *arguments: Any, urgent: bool = False) -> Future[PoolReply]:
         """See CompilePool."""
         self.submitted.append(arguments)
         future: Future[PoolReply] = Future()

@@ -34,7 +34,7 @@ class HeldPool(StubPool):
         self.go = threading.Event()
         self.held: list[Future[PoolReply]] = []
 
-    def submit(self, *arguments: Any) -> Future[PoolReply]:
+    def submit(self, *arguments: Any, urgent: bool = False) -> Future[PoolReply]:
         """See CompilePool."""
         done = super().submit(*arguments).result()
         future: Future[PoolReply] = Future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -190,3 +191,16 @@ def test_suggestion_takes_a_few_milliseconds_at_50_trials() -> None:
         assert config is not None
         sampler.tell(number, config, time_us(config))
     assert sorted(costs_s)[5] < 0.06
+
+
+def test_nearest_of_some_places_are_sorted_by_the_steps_of_each_knob() -> None:
+    """A knob counts up to 1: by its steps where it is a number, else by being another one; ties as they were drawn."""
+    rng = random.Random(3)
+    config, places = SPACE.configs[5], [rng.randrange(len(SPACE.configs)) for _ in range(60)]
+
+    expected = [
+        SPACE.configs[place] for place in sorted(places, key=lambda at: SPACE.distance(config, SPACE.configs[at]))
+    ]
+    assert list(SPACE.nearest(config, places)) == expected
+    listed = replace(SPACE, configs=[SPACE.configs[place] for place in places])
+    assert list(listed.nearest(config, range(len(places)))) == expected

@@ -16,13 +16,14 @@ from db import queries
 from db.database import Database
 from db.models import Job, Study, new_id
 from kernels.artifacts import ArtifactStore
+from kernels.config import config_from_dict
 from kernels.devices import profile_named
 from search_space import samplers
 from search_space.request import Budget, TuneRequest
 from tests.conftest import BACKENDS
 from tests.tuner.support import LATE, PROBLEM, Everyone, instant_service, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
-from tuner.engine.faults import Fault, FaultKind, FaultPlan
+from tuner.engine.faults import TRIAL_LAUNCHES, Fault, FaultKind, FaultPlan
 from tuner.engines import FakeEngines
 from tuner.owners import Owner
 from tuner.records import Outcome
@@ -385,3 +386,69 @@ def test_database_that_is_not_ours_is_one_line_and_exit_status_1(
     error = capsys.readouterr().err.strip().splitlines()
     assert error[-1].startswith("gemm-tuner: ")
     assert file.read_bytes() == before
+
+
+# ---------------------------------------------------------------------- a published kernel that turns out to be bad
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [FaultKind.WRONG_ELEMENT, FaultKind.FAULTS, FaultKind.WRONG_RARELY, FaultKind.RACES_WHEN_STRESSED],
+)
+def test_published_revision_that_a_later_study_finds_to_be_bad_is_withdrawn(
+    settings: Settings, kind: FaultKind
+) -> None:
+    """Found in a trial, in the final or by a check: the next best takes its place, and the history says why."""
+    submit(settings, request(16))
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        (first,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+    key = config_from_dict("sm_90a", first.config).key
+    launch = TRIAL_LAUNCHES + 1 if kind is FaultKind.WRONG_RARELY else 3
+    (again,) = submit(settings, request(16), force=True)
+    serve_until_idle(settings, FakeOptions(faults=FaultPlan(by_key={key: Fault(kind=kind, launch=launch)})))
+    with reading(settings) as session:
+        old, study = queries.result(session, first.id), queries.study(session, again)
+        new = queries.best_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT", arch="sm_90a")
+    assert (old.revision, old.current, old.withdrawn_by) == (1, False, again)
+    assert str(kind) in old.withdrawn_reason
+    assert (new.revision, new.study_id) == (2, again)
+    assert new.config != first.config
+    assert f"revision 1 (burst) is withdrawn: {old.withdrawn_reason}" in study.reason
+
+
+def test_withdrawn_revision_leaves_no_answer_where_nothing_else_works(settings: Settings) -> None:
+    """Nor is the old study shared with a new job: the problem is tuned again."""
+    submit(settings, request(8))
+    serve_until_idle(settings)
+    submit(settings, request(8), force=True)
+    serve_until_idle(settings, FakeOptions(faults=Everyone(fault=Fault(kind=FaultKind.NO_OP))))
+    with reading(settings) as session:
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+        assert queries.best_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT") is None
+        assert queries.finished_study(session, request(8).study_key) is None
+    assert result.withdrawn_reason.startswith("WRONG_RESULT: does nothing, quickly")
+
+
+def test_workers_lost_under_a_published_kernel_withdraw_nothing(settings: Settings) -> None:
+    """Whoever ended them said nothing about the kernel."""
+    submit(settings, request(8))
+    serve_until_idle(settings)
+    submit(settings, request(8), force=True)
+    killed = Fault(kind=FaultKind.CHILD_KILLED, phase="verify", times=99)
+    serve_until_idle(settings, FakeOptions(faults=Everyone(fault=killed)))
+    with reading(settings) as session:
+        best = queries.best_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+    assert best.revision == 1
+
+
+def test_invented_device_is_tuned_for_by_its_own_name(settings: Settings) -> None:
+    """As the list of devices shows it; its result answers for it."""
+    (study_id,) = submit(
+        settings, TuneRequest(problem=PROBLEM, arch="sm_90a", device="Fake H200", budget=Budget(trials=4))
+    )
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        assert queries.study(session, study_id).state == "DONE"
+        (result,) = queries.results_exact(session, PROBLEM.m, PROBLEM.n, PROBLEM.k, "bf16", "NT")
+    assert result.device_name == "Fake H200"

@@ -49,7 +49,7 @@ def gpu() -> Iterator[Gpu]:
 def test_works_run_side_by_side_in_one_turn(gpu: Gpu) -> None:
     """While something is to be timed they wait until MOST have come; then all of them meet on the GPU."""
     gpu.busy = True
-    works = Together(gpu.take, lambda: not gpu.busy)
+    works = Together(gpu.take, lambda _: not gpu.busy)
     meet = threading.Barrier(MOST)
 
     def work(uuid: str) -> str:
@@ -65,7 +65,7 @@ def test_works_run_side_by_side_in_one_turn(gpu: Gpu) -> None:
 
 def test_idle_gpu_is_taken_at_once(gpu: Gpu) -> None:
     """Nothing to be timed: one work alone need not wait; one that came while it ran has the next turn."""
-    works = Together(gpu.take, lambda: not gpu.busy)
+    works = Together(gpu.take, lambda _: not gpu.busy)
     go = threading.Event()
     first = works.submit(lambda _: go.wait(WAIT_S))
     while not first.running():
@@ -79,7 +79,7 @@ def test_idle_gpu_is_taken_at_once(gpu: Gpu) -> None:
 def test_gpu_that_falls_idle_takes_those_who_wait(gpu: Gpu) -> None:
     """`look` is called when a timing has ended."""
     gpu.busy = True
-    works = Together(gpu.take, lambda: not gpu.busy)
+    works = Together(gpu.take, lambda _: not gpu.busy)
     future = works.submit(lambda _: 1)
     gpu.busy = False
     works.look()
@@ -90,13 +90,13 @@ def test_nobody_waits_for_ever(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Non
     """A GPU that is never idle is asked for after a while."""
     monkeypatch.setattr(together, "LONGEST_WAIT_S", 0.05)
     gpu.busy = True
-    assert Together(gpu.take, lambda: not gpu.busy).submit(lambda _: 1).result(WAIT_S) == 1
+    assert Together(gpu.take, lambda _: not gpu.busy).submit(lambda _: 1).result(WAIT_S) == 1
 
 
 def test_failure_is_its_own(gpu: Gpu) -> None:
     """A work that raises does not disturb its neighbours."""
     gpu.busy = True
-    works = Together(gpu.take, lambda: not gpu.busy)
+    works = Together(gpu.take, lambda _: not gpu.busy)
     bad = works.submit(lambda _: 1 // 0)
     good = [works.submit(lambda _: 1) for _ in range(MOST - 1)]
     assert [future.result(WAIT_S) for future in good] == [1] * (MOST - 1)
@@ -105,7 +105,7 @@ def test_failure_is_its_own(gpu: Gpu) -> None:
 
 def test_no_gpu_is_everybodys_failure(gpu: Gpu) -> None:
     """A GPU that cannot be taken leaves no one waiting, and the next work asks again."""
-    works = Together(gpu.take, lambda: True)
+    works = Together(gpu.take, lambda _: True)
     gpu.error = RuntimeError("lost")
     with pytest.raises(RuntimeError, match="lost"):
         works.submit(lambda _: 1).result(WAIT_S)
@@ -116,7 +116,7 @@ def test_no_gpu_is_everybodys_failure(gpu: Gpu) -> None:
 def test_cancelled_works_do_not_run(gpu: Gpu) -> None:
     """Neither one that was cancelled while it waited, nor any after the end."""
     gpu.busy = True
-    works = Together(gpu.take, lambda: not gpu.busy)
+    works = Together(gpu.take, lambda _: not gpu.busy)
     ran: list[int] = []
     first, second = works.submit(lambda _: ran.append(1)), works.submit(lambda _: ran.append(2))
     assert first.cancel()

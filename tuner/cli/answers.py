@@ -140,6 +140,7 @@ def _print(output: Output, answer: Best) -> None:
         *((f"ratio to {name}", _ratio(value)) for name, value in answer["ratio"].items()),
         ("verdict", answer["verdict"]),
         ("stale", answer["stale_reason"] if answer["stale"] else "no"),
+        *((f"revision {one['revision']}", f"withdrawn: {one['reason']}") for one in answer["withdrawn"]),
         ("result", answer["result_id"]),
         ("module", answer["artifact_sha256"]),
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from api.app import create_app
+from api.direct import best_reply
 from api.settings import ApiSettings
 from db import queries
 from db.database import Database
@@ -18,9 +18,6 @@ from db.models import FINAL_STATES, State
 from kernels.artifacts import ArtifactStore
 from tuner.cli.errors import UsageError, WorkFailed
 from tuner.client import Client
-from tuner.engines import engines_of
-from tuner.exporting import run_export
-from tuner.service import run_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,18 +54,42 @@ class InProcess(httpx.BaseTransport):
         self._runner.close()
 
 
+class Embedded(httpx.BaseTransport):
+    """The service inside this process. The question asked most is answered without building the application."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        """Raises DatabaseError."""
+        self._settings, self._database = settings, Database.open(settings.database_url)
+        self._routes: InProcess | None = None
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Called by httpx."""
+        if request.method == "GET" and request.url.path == "/v1/best":
+            status, body = best_reply(self._database, self._settings, request.url.params)
+            return httpx.Response(status, headers={"Content-Type": "application/json"}, content=body)
+        if self._routes is None:
+            from api.app import create_app
+
+            self._routes = InProcess(create_app(self._settings, self._database))
+        return self._routes.handle_request(request)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close() if self._routes is None else self._routes.close()
+
+
 @contextmanager
 def embedded_client(settings: Settings) -> Iterator[Client]:
     """A client of this machine's own database. Raises UsageError, DatabaseError."""
     settings.create()
-    app = create_app(
+    transport = Embedded(
         ApiSettings(
             database_url=settings.database_url,
             exports_dir=settings.exports_dir,
             artifacts_dir=settings.artifacts_dir,
         )
     )
-    with Client(BASE_URL, transport=InProcess(app)) as client:
+    with Client(BASE_URL, transport=transport) as client:
         yield client
 
 
@@ -96,6 +117,9 @@ def tuning(settings: Settings) -> Iterator[Callable[[], None]]:
 
     Yields a function that raises WorkFailed once the tuner cannot go on: whoever waits for a job has to ask it.
     """
+    from tuner.engines import engines_of
+    from tuner.service import run_service
+
     stop, broken = threading.Event(), Queue[Exception]()
 
     def work() -> None:
@@ -120,6 +144,8 @@ def tuning(settings: Settings) -> Iterator[Callable[[], None]]:
 
 def build_export(settings: Settings, export_id: str) -> None:
     """Write the bundle of an export here and now. A tuner that also claims it writes the same bytes."""
+    from tuner.exporting import run_export
+
     with Database.open(settings.database_url) as database:
         with database.read() as session:
             export = queries.export(session, export_id)

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     """The parser of `gemm-tuner`. Building it imports no command module."""
     parser = Parser(prog="gemm-tuner", description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _service_commands(commands)
     _job_commands(commands)
@@ -59,10 +59,14 @@ def commands_of(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, 
     return found
 
 
-def _version() -> str:
-    from tuner.export import version
+class _Version(argparse.Action):
+    """As argparse's own; the version is looked up when it is asked for, which takes longer than parsing."""
 
-    return version()
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from tuner.export import version
+
+        print(version())
+        parser.exit()
 
 
 def _command(commands: Any, name: str, module: str, function: str, text: str) -> argparse.ArgumentParser:

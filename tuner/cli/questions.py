@@ -67,7 +67,7 @@ def revisions(args: argparse.Namespace, settings: Settings) -> None:
         [
             (
                 row["revision"],
-                ("pinned" if row["pinned"] else "yes") if row["current"] else "",
+                _answers(row),
                 microseconds(row["median_us"]),
                 row["published_at"],
                 row["environment_key"],
@@ -76,6 +76,12 @@ def revisions(args: argparse.Namespace, settings: Settings) -> None:
             for row in rows
         ],
     )
+
+
+def _answers(row: dict[str, Any]) -> str:
+    if row["withdrawn_at"] is not None:
+        return f"withdrawn: {row['withdrawn_reason']}"
+    return ("pinned" if row["pinned"] else "yes") if row["current"] else ""
 
 
 def pin(args: argparse.Namespace, settings: Settings) -> None:

@@ -69,11 +69,13 @@ def table(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def newest_published(client: Client, device: str | None) -> list[dict[str, Any]]:
-    """The highest published revision of each problem on each device, problems in a fixed order."""
+    """The highest revision of each problem on each device that stands, problems in a fixed order."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     after: str | None = None
     while page := client.results(device=device, published=True, limit=PAGE, after=after):
         for result in page:
+            if result["withdrawn_at"] is not None:
+                continue
             problem = result["problem"]
             key = (*(problem[name] for name in ("m", "n", "k", "dtype", "layout")), result["device"])
             if key not in newest or result["revision"] > newest[key]["revision"]:

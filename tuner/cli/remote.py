@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 # Errors of the service that say nothing about the request: what was asked for is not there yet.
-NOT_YET = {"NoResult", "WaitTimeout", "ExportFailed", "BundleCorrupt"}
+NOT_TO_BE_HAD = {"NoResult", "WithdrawnResult", "WaitTimeout", "ExportFailed", "BundleCorrupt"}
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def connected(args: argparse.Namespace, settings: Settings) -> Iterator[Client]:
 
 def as_command_error(error: ClientError) -> CommandError:
     """Exit status 2 when the request was wrong, 1 when the service could not do it."""
-    wrong = error.error == "InvalidAddress" or (400 <= error.status < 500 and error.error not in NOT_YET)
+    wrong = error.error == "InvalidAddress" or (400 <= error.status < 500 and error.error not in NOT_TO_BE_HAD)
     return (UsageError if wrong else WorkFailed)(in_commands(error.detail), hint=in_commands(error.hint))
 
 

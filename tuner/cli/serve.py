@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import signal
 import socket
 import sys
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tuner.cli.errors import UsageError
@@ -16,7 +18,7 @@ from tuner.cli.supervisor import ChildSpec, Supervisor
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tuner.cli.settings import Settings
@@ -25,9 +27,14 @@ READY_S = 60.0
 
 
 def serve(args: argparse.Namespace, settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT. Raises UsageError for a port in use and for a database that cannot be used."""
+    """Run until SIGTERM or SIGINT. Raises UsageError for a port or a state in use, DatabaseError."""
     _check_port(args.host, args.port)
     settings.create()
+    with _only_one(settings.home):
+        return _serve(args, settings)
+
+
+def _serve(args: argparse.Namespace, settings: Settings) -> int:
     _check_database(settings, args.host)
     output = Output(as_json=args.json)
     access = [part for name in args.allowed_host for part in ("--allowed-host", name)]
@@ -40,6 +47,28 @@ def serve(args: argparse.Namespace, settings: Settings) -> int:
     url = service_url(args.host, args.port)
     threading.Thread(target=_announce, args=(url, output, settings), daemon=True).start()
     return supervisor.run()
+
+
+@contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    """Hold the state for this service: the children of two would mistake each other's signs of life for their own.
+
+    The kernel gives the lock back when this process ends, however it ends. Raises UsageError.
+    """
+    with (home / "serve.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise UsageError(
+                f"the state in {home} is in use by another `gemm-tuner serve` (process {holder})",
+                hint="stop it, or set GEMM_TUNER_HOME to another folder",
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def tuner(args: argparse.Namespace, settings: Settings) -> int:

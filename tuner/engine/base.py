@@ -7,6 +7,7 @@ RuntimeError
   x EngineError     the engine cannot work at all (no compiler, disk full); the study ends and says so
   x WorkerLost      the worker went away under the job; the loop tries the trial again under its number
       x DeviceLost    the device itself cannot be used: fresh workers failed too, before any candidate had run
+      x ModuleChanged a stored module is gone or has other bytes: it is built again, then tried again
   x NoDevice        nothing here can run what was asked for
 """
 
@@ -46,6 +47,10 @@ class DeviceLost(WorkerLost):
     """A device cannot be used; fresh workers on it failed as well. Says nothing about any candidate."""
 
 
+class ModuleChanged(WorkerLost):
+    """A file is not the module that was stored: gone, cut short or changed. Says nothing about the candidate."""
+
+
 class NoDevice(RuntimeError):
     """No device here is what the request asks for; the message says what there is."""
 
@@ -78,11 +83,13 @@ class CompileJob:
     problem: what it computes
     config: knobs
     sm_count: SMs of the device it is built for
+    urgent: whether the result of a finished search waits for it
     """
 
     problem: GemmProblem
     config: GemmConfig
     sm_count: int
+    urgent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +120,7 @@ class EvaluateJob:
     incumbent_ratio: of torch.matmul's time to that median, in the same rounds: what decides, where it is known
     seed: of the input data
     phase: "trial" while searching, "final" for a finalist
+    urgent: whether the result of a finished search waits for it
     """
 
     problem: GemmProblem
@@ -125,6 +133,7 @@ class EvaluateJob:
     seed: int
     phase: Literal["trial", "final"]
     incumbent_ratio: float | None = None
+    urgent: bool = False
 
     @property
     def raced_against(self) -> Incumbent | None:
@@ -268,7 +277,7 @@ class Engine(Protocol):
         """Where a module that this engine compiled lies."""
 
     def has_module(self, sha256: str) -> bool:
-        """Whether that module is still there: a study may go on on another machine, or after a clean-up."""
+        """Whether that module is still there, and whole: a study may go on on another machine, or after a clean-up."""
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """Nobody waits for these any more: take queued ones back, stop running ones where that is possible."""

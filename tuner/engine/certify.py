@@ -60,9 +60,10 @@ class Certification:
         """checkers: runs synccheck, racecheck and numsim; without it no sm_100a winner is certified."""
         self._pool, self._job, self._checkers = pool, job, checkers
         self._planned = stress_builds(job.problem, job.config, job.sm_count)
-        self._plain = pool.submit(job.problem, job.config, job.sm_count, None, True)
+        self._plain = pool.submit(job.problem, job.config, job.sm_count, None, True, urgent=True)
         self._submitted = [
-            pool.submit(build.problem, job.config, job.sm_count, build.delays_ns or None) for build in self._planned
+            pool.submit(build.problem, job.config, job.sm_count, build.delays_ns or None, urgent=True)
+            for build in self._planned
         ]
 
     def drop(self) -> None:

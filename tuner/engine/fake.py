@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import cos, log, pi, sqrt
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.artifacts import ArtifactError, ArtifactStore
 from kernels.compile import CompiledKernel
 from kernels.config import Sm100GemmConfig
+from kernels.devices import invented_name
 from kernels.ladder import StepConfig
 from search_space.model import predict
 from tuner.engine.base import (
@@ -33,6 +35,7 @@ from tuner.engine.base import (
     EvaluateReply,
     FinalJob,
     FinalReply,
+    ModuleChanged,
     WorkerLost,
 )
 from tuner.engine.faults import (
@@ -49,10 +52,11 @@ from tuner.engine.faults import (
     uniform,
 )
 from tuner.engine.incumbent import BASELINE
+from tuner.engine.turns import URGENT_IN_A_ROW, TurnPool
 from tuner.records import Check, Environment, Evidence, Measurement, Outcome, Ratio, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kernels.config import GemmConfig
     from kernels.devices import DeviceProfile
@@ -71,7 +75,9 @@ class FakeTimes:
 
     compile_s: a compile, before scaling
     evaluate_s: an evaluation, before scaling
-    final_s: a final, before scaling
+    final_s: a final, before scaling; the checks of a winner take the GPU for as long
+    stress_builds: compiles that checking a winner begins with
+    stress_build_s: one of them, before scaling
     scale: factor on all of them; 0 finishes every job before its call returns
     compile_workers: compiles at a time
     gpus: evaluations at a time
@@ -80,6 +86,8 @@ class FakeTimes:
     compile_s: float = 2.0
     evaluate_s: float = 0.8
     final_s: float = 3.0
+    stress_builds: int = 27
+    stress_build_s: float = 1.3
     scale: float = 0.0
     compile_workers: int = 2
     gpus: int = 1
@@ -126,8 +134,10 @@ class FakeEngine:
         self._happened: dict[tuple[str, str], int] = {}
         self._closing = threading.Event()
         times = self._options.times
-        self._compilers = ThreadPoolExecutor(times.compile_workers, "fake-compile") if times.scale else None
-        self._gpus = ThreadPoolExecutor(times.gpus, "fake-gpu") if times.scale else None
+        self._gpus = TurnPool(times.gpus, "fake-gpu") if times.scale else None
+        self._compilers = (
+            TurnPool(times.compile_workers, "fake-compile", self._urgent_in_a_row) if times.scale else None
+        )
         self._device = fake_device(profile, live=self._options.live, card=card)
 
     @property
@@ -138,22 +148,32 @@ class FakeEngine:
     def compile(self, job: CompileJob) -> Future[CompileReply]:
         """See Engine."""
         times = self._options.times
-        return self._submit(self._compilers, times.compile_s * times.scale, lambda: self._compile(job))
+        return self._submit(
+            self._compilers, times.compile_s * times.scale, lambda: self._compile(job), urgent=job.urgent
+        )
 
     def evaluate(self, job: EvaluateJob) -> Future[EvaluateReply]:
         """See Engine."""
         times = self._options.times
-        return self._submit(self._gpus, times.evaluate_s * times.scale, lambda: self._evaluate(job))
+        return self._submit(self._gpus, times.evaluate_s * times.scale, lambda: self._evaluate(job), urgent=job.urgent)
 
     def final(self, job: FinalJob) -> Future[FinalReply]:
         """See Engine."""
         times = self._options.times
-        return self._submit(self._gpus, times.final_s * times.scale, lambda: self._final(job))
+        return self._submit(self._gpus, times.final_s * times.scale, lambda: self._final(job), urgent=True)
 
     def certify(self, job: CertifyJob) -> Future[CertifyReply]:
-        """See Engine."""
-        times = self._options.times
-        return self._submit(self._gpus, times.final_s * times.scale, lambda: self._certify(job))
+        """See Engine. The GPU is taken when the builds are compiled."""
+        times, certifying = self._options.times, partial(self._certify, job)
+
+        def check() -> Future[CertifyReply]:
+            return self._submit(self._gpus, times.final_s * times.scale, certifying, urgent=True)
+
+        if self._compilers is None:
+            return check()
+        delay_s = times.stress_build_s * times.scale
+        builds = [self._submit(self._compilers, delay_s, lambda: None, urgent=True) for _ in range(times.stress_builds)]
+        return _Builds(builds, check)
 
     def module_path(self, sha256: str) -> Path:
         """See Engine."""
@@ -161,7 +181,7 @@ class FakeEngine:
 
     def has_module(self, sha256: str) -> bool:
         """See Engine."""
-        return self._artifacts is None or self._artifacts.path(sha256).is_file()
+        return self._artifacts is None or self._artifacts.holds(sha256)
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine."""
@@ -173,23 +193,28 @@ class FakeEngine:
         self._closing.set()
         for pool in (self._compilers, self._gpus):
             if pool is not None:
-                pool.shutdown(cancel_futures=True)
+                pool.close()
         if self._other_writer is not None:
             self._other_writer.close()
 
     # ------------------------------------------------------------------ jobs
 
     def _submit[Reply](
-        self, pool: ThreadPoolExecutor | None, delay_s: float, work: Callable[[], Reply]
+        self, pool: TurnPool | None, delay_s: float, work: Callable[[], Reply], *, urgent: bool
     ) -> Future[Reply]:
         if pool is not None:
-            return pool.submit(self._delayed, delay_s, work)
+            return pool.submit(partial(self._delayed, delay_s, work), urgent=urgent)
         future: Future[Reply] = Future()
         try:
             future.set_result(work())
         except (WorkerLost, EngineError) as error:
             future.set_exception(error)
         return future
+
+    def _urgent_in_a_row(self) -> int:
+        """As the compile pool of a machine: a GPU that is short of work gets candidates in between."""
+        is_short = self._gpus is not None and self._gpus.waiting < self._options.times.gpus
+        return 1 if is_short else URGENT_IN_A_ROW
 
     def _delayed[Reply](self, delay_s: float, work: Callable[[], Reply]) -> Reply:
         self._closing.wait(delay_s)
@@ -211,7 +236,13 @@ class FakeEngine:
                 raise EngineError(str(error)) from error
         return CompileReply(kernel=kernel)
 
+    def _load(self, job: EvaluateJob | CertifyJob) -> None:
+        """As a child does before a kernel runs. Raises ModuleChanged."""
+        if not self.has_module(job.module_sha256):
+            raise ModuleChanged(f"{job.module_path} is not what was stored under {job.module_sha256[:12]}")
+
     def _evaluate(self, job: EvaluateJob) -> EvaluateReply:
+        self._load(job)
         fault = self._fault(job.config, *GPU_PHASES)
         times = self._options.times
         if fault is not None and fault.kind is FaultKind.DATABASE_LOCKED and self._other_writer is not None:
@@ -247,6 +278,7 @@ class FakeEngine:
         assert self._device.environment is not None
         failures = {}
         for candidate in job.candidates:
+            self._load(candidate)
             fault = self._fault(candidate.config, "final")
             if fault is not None and fault.shows is Shows.FINAL:
                 reason = self._reason(fault, job.problem, candidate.config)
@@ -273,6 +305,7 @@ class FakeEngine:
         return None
 
     def _certify(self, job: CertifyJob) -> CertifyReply:
+        self._load(job)
         fault = self._fault(job.config, "certify")
         checks: list[Check] = []
         tools = (CHECKERS,) if isinstance(job.config, Sm100GemmConfig) else ()
@@ -294,13 +327,13 @@ class FakeEngine:
 
     def _measure(self, problem: GemmProblem, config: GemmConfig, protocol: MeasureProtocol, phase: str) -> Measurement:
         assert self._device.environment is not None
-        cost_us = self.cost_us(problem, config)
+        cost_us, key = self.cost_us(problem, config), config.key
         vendor_us = problem.min_bytes / self._device.profile.bandwidth_bytes_per_s * 1e6 + (
             problem.flops / self._device.profile.peak_flops * 1.3e6
         )
 
         def samples(name: str, around_us: float) -> tuple[float, ...]:
-            seeds = (f"{phase}:{name}:{config.key}:{problem.key}:{index}" for index in range(protocol.rounds))
+            seeds = (f"{phase}:{name}:{key}:{problem.key}:{index}" for index in range(protocol.rounds))
             return tuple(around_us * (1 + self._options.noise * _gauss(seed)) for seed in seeds)
 
         return Measurement(
@@ -331,9 +364,48 @@ class FakeEngine:
         return f"{fault.kind}{at}: {config.key} for {problem}{where}"
 
 
+class _Builds(Future[CertifyReply]):
+    """Ends when the builds are compiled and what comes after them has ended."""
+
+    def __init__(self, builds: Sequence[Future[None]], then: Callable[[], Future[CertifyReply]]) -> None:
+        super().__init__()
+        self._builds, self._then = builds, then
+        self._left, self._lock = len(builds), threading.Lock()
+        self._last: Future[CertifyReply] | None = None
+        for build in builds:
+            build.add_done_callback(self._built)
+
+    def cancel(self) -> bool:
+        """Take everything back that has not begun."""
+        for future in (*self._builds, self._last):
+            if future is not None:
+                future.cancel()
+        return super().cancel()
+
+    def _built(self, build: Future[None]) -> None:
+        with self._lock:
+            self._left -= 1
+            left = self._left
+        if build.cancelled():
+            super().cancel()
+        elif not left and not self.done():
+            self._last = self._then()
+            self._last.add_done_callback(self._ended)
+
+    def _ended(self, last: Future[CertifyReply]) -> None:
+        if last.cancelled():
+            super().cancel()
+        elif not self.set_running_or_notify_cancel():
+            return
+        elif (error := last.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(last.result())
+
+
 def fake_device(profile: DeviceProfile, *, live: bool = True, card: str = "") -> DeviceFacts:
     """An invented device with the limits and rates of a profile; `card` tells several of one name apart."""
-    name = f"Fake {profile.name.removeprefix('NVIDIA ')}"
+    name = invented_name(profile)
     uuid = f"GPU-{hashlib.sha256((name + card).encode()).hexdigest()[:32]}" if live else ""
     environment = Environment(
         gpu_name=name,

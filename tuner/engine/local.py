@@ -38,6 +38,7 @@ from tuner.engine.certify import Apart, Certification
 from tuner.engine.checkers import run_checkers
 from tuner.engine.compile_pool import CompilePool, CompilePoolOptions, PoolReply
 from tuner.engine.together import Together
+from tuner.engine.turns import Turns
 from tuner.gpu.jobs import PhaseLimits
 from tuner.gpu.memcheck import memcheck
 from tuner.gpu.soak import soak
@@ -109,12 +110,15 @@ class LocalMachine:
         """`list_gpus` and `start_child` (index of a GPU -> its child) are given by tests; default: the real ones."""
         self.artifacts = artifacts
         self.verdicts = options.verdicts
-        self.pool = CompilePool(options.compile)
+        self.pool = CompilePool(options.compile, self._is_gpu_short)
         self._start_child = start_child or partial(_start_gpu_child, options)
         self.gpus: tuple[DeviceFacts, ...] = ()
         if options.gpus:
             self.gpus = tuple((list_gpus or _list_gpus)())
         self._engines: dict[str, LocalEngine] = {}
+
+    def _is_gpu_short(self) -> bool:
+        return any(engine.is_short_of_work for engine in list(self._engines.values()))
 
     def engine(self, profile: DeviceProfile, *, live: bool) -> LocalEngine:
         """The engine for GPUs of this name, or, not live, for compiling against a data sheet."""
@@ -148,27 +152,33 @@ class LocalEngine:
         self._lock = threading.Lock()
         self._certifying: set[_Certifying] = set()
         self._queued = 0  # jobs that wait for a GPU
-        self._together = Together(self._alone, lambda: not self._queued)
+        self._turns: Turns[_Turn] = Turns()
+        self._together = Together(self._alone, self._is_no_use_to_wait)
 
     @property
     def device(self) -> DeviceFacts:
         """See Engine."""
         return self._facts
 
+    @property
+    def is_short_of_work(self) -> bool:
+        """Whether fewer jobs wait than there are GPUs to take them."""
+        return self._queued < len(self._gpus)
+
     def compile(self, job: CompileJob) -> Future[CompileReply]:
         """See Engine."""
-        inner = self._machine.pool.submit(job.problem, job.config, job.sm_count)
+        inner = self._machine.pool.submit(job.problem, job.config, job.sm_count, urgent=job.urgent)
         outer: _Linked[CompileReply] = _Linked(inner)
         inner.add_done_callback(lambda done: self._built(job, done, outer))
         return outer
 
     def evaluate(self, job: EvaluateJob) -> Future[EvaluateReply]:
         """See Engine."""
-        return self._on_gpu(lambda child: child.evaluate(job))
+        return self._on_gpu(lambda child: child.evaluate(job), urgent=job.urgent)
 
     def final(self, job: FinalJob) -> Future[FinalReply]:
         """See Engine."""
-        return self._on_gpu(lambda child: child.final(job))
+        return self._on_gpu(lambda child: child.final(job), urgent=True)
 
     def certify(self, job: CertifyJob) -> Future[CertifyReply]:
         """See Engine. The GPU is taken when the builds are compiled."""
@@ -192,6 +202,7 @@ class LocalEngine:
             with self._lock:
                 self._certifying.discard(future)
             future.work.drop()
+            self._together.look()
 
     def _checked(self, future: _Certifying, folder: Path) -> CertifyReply:
         """All checks, one after the other. Raises CancelledError when dropped, EngineError, WorkerLost."""
@@ -200,7 +211,7 @@ class LocalEngine:
         if isinstance(built, CertifyReply):
             return built
         before, modules = built
-        stress = self._step(future, self._on_gpu, lambda child: work.stress(child, modules))
+        stress = self._step(future, partial(self._on_gpu, urgent=True), lambda child: work.stress(child, modules))
         if not stress.passed:
             return work.reply(before, stress, None)
         checks = Apart(
@@ -233,7 +244,7 @@ class LocalEngine:
 
     def has_module(self, sha256: str) -> bool:
         """See Engine."""
-        return self._machine.artifacts.path(sha256).is_file()
+        return self._machine.artifacts.holds(sha256)
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine. A GPU child that is in the middle of a dropped job is ended; the next job starts a fresh one."""
@@ -261,47 +272,54 @@ class LocalEngine:
             self._idle.put(gpu)  # whoever waits for one shall find a closed one
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
+        for turn in self._turns.drain():
+            turn.future.cancel()
 
-    def _on_gpu[Reply](self, work: Callable[[Child], Reply]) -> Future[Reply]:
-        return self._taken(lambda gpu, future: gpu.run(future, work))
+    def _on_gpu[Reply](self, work: Callable[[Child], Reply], *, urgent: bool = False) -> Future[Reply]:
+        return self._taken(lambda gpu, future: gpu.run(future, work), urgent=urgent)
 
     def _alone[Reply](self, work: Callable[[str], Reply]) -> Future[Reply]:
         """A GPU without its child, for processes that the work starts itself."""
-        return self._taken(lambda gpu, _: work(gpu.uuid))
+        return self._taken(lambda gpu, _: work(gpu.uuid), urgent=True)
 
-    def _taken[Reply](self, work: Callable[[_Gpu, Future[Reply]], Reply]) -> Future[Reply]:
+    def _is_no_use_to_wait(self, come: int) -> bool:
+        """Whether checks that may share a GPU wait for nothing: no timing, or no other winner that is being checked."""
+        return not self._queued or len(self._certifying) <= come
+
+    def _taken[Reply](self, work: Callable[[_Gpu, Future[Reply]], Reply], *, urgent: bool) -> Future[Reply]:
         if self._threads is None:
             raise EngineError(f"no GPU of kind {self._facts.name} here: only compiling is possible")
-        future: Future[Reply]
-        assigned = threading.Event()
-
-        def run() -> Reply:
-            assigned.wait()
-            gpu = self._idle.get()
-            with self._lock:
-                self._queued -= 1
-            lost = False
-            try:
-                return work(gpu, future)
-            except DeviceLost as error:
-                lost = self._has_another(gpu)
-                if lost:
-                    raise
-                text = f"{error}; see what nvidia-smi says of the GPU, then resume the study"
-                raise EngineError(text) from error
-            finally:
-                self._put_back(gpu, lost=lost)
-                self._together.look()
-
+        future: Future[Reply] = Future()
+        future.add_done_callback(self._left_the_queue)
         with self._lock:
             self._queued += 1
+        self._turns.put(_Turn(work, future), urgent=urgent)
         try:
-            future = self._threads.submit(run)
+            self._threads.submit(self._next_turn)  # as many as there are turns
         except RuntimeError as error:  # shut down
             raise WorkerLost("the engine is closed") from error
-        future.add_done_callback(self._left_the_queue)
-        assigned.set()
         return future
+
+    def _next_turn(self) -> None:
+        gpu = self._idle.get()  # the turn is chosen when there is a GPU for it
+        turn, lost = self._turns.take(), False
+        if not turn.future.set_running_or_notify_cancel():
+            self._idle.put(gpu)
+            return
+        with self._lock:
+            self._queued -= 1
+        settle: Callable[[], None]
+        try:
+            settle = partial(turn.future.set_result, turn.work(gpu, turn.future))
+        except DeviceLost as error:
+            lost = self._has_another(gpu)
+            text = f"{error}; see what nvidia-smi says of the GPU, then resume the study"
+            settle = partial(turn.future.set_exception, error if lost else EngineError(text))
+        except BaseException as error:  # a thread's end: whatever it is belongs to whoever waits for the future
+            settle = partial(turn.future.set_exception, error)
+        self._put_back(gpu, lost=lost)
+        self._together.look()
+        settle()
 
     def _left_the_queue(self, future: Future[Any]) -> None:
         if future.cancelled():  # never ran
@@ -349,6 +367,14 @@ class LocalEngine:
             return CompileReply(kernel=kernel, outcome=Outcome.SPILLED, reason=reason)
         self._machine.artifacts.put(kernel.module)
         return CompileReply(kernel=kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Work for a GPU, given that and its own future, which it ends."""
+
+    work: Callable[[_Gpu, Future[Any]], Any]
+    future: Future[Any]
 
 
 class _Linked[Reply](Future[Reply]):

@@ -40,11 +40,14 @@ class _Waiting:
 
 
 class Together:
-    """Collects works until the GPU has nothing to time, MOST have come, or one has waited for LONGEST_WAIT_S."""
+    """Collects works until it is no use to wait, MOST have come, or one has waited for LONGEST_WAIT_S."""
 
-    def __init__(self, take_gpu: Callable[[Work], Future[Any]], is_idle: Callable[[], bool]) -> None:
-        """take_gpu: runs a work alone on a GPU, in its turn; is_idle: whether nothing waits for a GPU."""
-        self._take_gpu, self._is_idle = take_gpu, is_idle
+    def __init__(self, take_gpu: Callable[[Work], Future[Any]], is_no_use_to_wait: Callable[[int], bool]) -> None:
+        """take_gpu: runs a work alone on a GPU, in its turn.
+
+        is_no_use_to_wait: whether so many works wait for nothing: no timing needs the GPU, or no more works can come
+        """
+        self._take_gpu, self._is_no_use_to_wait = take_gpu, is_no_use_to_wait
         self._waiting: list[_Waiting] = []
         self._asked = 0  # batches that wait for a GPU
         self._lock = threading.Lock()
@@ -69,7 +72,7 @@ class Together:
             if not waiting:
                 return
             late = time.monotonic() - waiting[0].since_s >= LONGEST_WAIT_S
-            if not (late or len(waiting) >= MOST or (self._is_idle() and not self._asked)):
+            if not (late or len(waiting) >= MOST or (self._is_no_use_to_wait(len(waiting)) and not self._asked)):
                 return
             self._asked += 1
         try:

@@ -32,19 +32,25 @@ FUNCTION = "gemm"
 
 
 class LoadError(RuntimeError):
-    """A file is not the module that was stored, or cannot be loaded."""
+    """A module cannot be loaded."""
+
+
+class ChangedError(LoadError):
+    """A file is not the module that was stored."""
 
 
 def load_module(path: Path, sha256: str) -> Kernel:
-    """The kernel of a module. Raises LoadError."""
+    """The kernel of a module. Raises ChangedError for a file that is not what was stored, LoadError for no module."""
     import tvm_ffi
 
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise LoadError(f"the module cannot be read: {error}") from error
+        raise ChangedError(f"the module cannot be read: {error}") from error
     if found != sha256:
-        raise LoadError(f"{path} hashes to {found[:12]}, stored was {sha256[:12]}: the file was changed or cut short")
+        raise ChangedError(
+            f"{path} hashes to {found[:12]}, stored was {sha256[:12]}: the file was changed or cut short"
+        )
     try:
         kernel: Kernel = tvm_ffi.load_module(str(path))[FUNCTION]
     except (RuntimeError, OSError, AttributeError, KeyError) as error:
@@ -128,7 +134,8 @@ class GpuWorker:
             text = str(error)
         elif isinstance(error, (ValueError, TypeError)) and not tainted:
             text = f"the kernel refused its arguments: {text}"
-        return Failed(outcome=Outcome.CRASHED, reason=text, tainted=tainted)
+        changed = isinstance(error, ChangedError)
+        return Failed(outcome=Outcome.CRASHED, reason=text, tainted=tainted, module_changed=changed)
 
 
 def _warm_tvm_ffi() -> None:

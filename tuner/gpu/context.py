@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from search_space.rotation import set_count
 from tuner.gpu.baselines import Baselines, build_baselines, matmul
 from tuner.gpu.cublaslt import CublasLt, CublasLtError
 from tuner.gpu.inputs import TORCH_DTYPE, GuardedOutput, make_cases
 from tuner.gpu.jobs import Phase
 from tuner.gpu.referee import Referee
-from tuner.gpu.rotation import set_count
 
 if TYPE_CHECKING:
     from kernels.problem import GemmProblem
@@ -158,7 +158,7 @@ def make_referee(problem: GemmProblem, device: LiveDevice, seed: int) -> Referee
 def make_timing_sets(
     problem: GemmProblem, referee: Referee, device: LiveDevice, protocol: MeasureProtocol, seed: int
 ) -> TimingSets:
-    """Sets of operands of more than three times L2 in all (see tuner.gpu.rotation), at random offsets of one pool.
+    """Sets of operands of more than three times L2 in all (see search_space.rotation), at random offsets of one pool.
 
     Random offsets, because placement alone can move the ratio of two kernels by several percent on small shapes.
     Raises ValueError for an input distribution that is not served.

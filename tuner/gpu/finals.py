@@ -39,7 +39,7 @@ class LoadKernel(Protocol):
     """How a file becomes a kernel (tuner.gpu.child.load_module)."""
 
     def __call__(self, path: Path, sha256: str) -> Kernel:
-        """Raises LoadError for a file that is not what was stored, or is no module."""
+        """Raises ChangedError for a file that is not what was stored, LoadError for one that is no module."""
 
 
 @dataclass(frozen=True, kw_only=True)

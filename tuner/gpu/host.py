@@ -2,6 +2,7 @@
 
 RuntimeError
   x WorkerLost (tuner.engine.base)   the child was closed, or killed from outside, under a job
+      x ModuleChanged                a file is not the module that was stored
       x DeviceLost
           x GpuUnavailable           the GPU cannot be used, through no fault of a candidate
 """
@@ -15,7 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.engine.base import DeviceFacts, DeviceLost, EvaluateJob, EvaluateReply, FinalJob, FinalReply, WorkerLost
+from tuner.engine.base import (
+    DeviceFacts,
+    DeviceLost,
+    EvaluateJob,
+    EvaluateReply,
+    FinalJob,
+    FinalReply,
+    ModuleChanged,
+    WorkerLost,
+)
 from tuner.gpu.inventory import list_gpus
 from tuner.gpu.jobs import Job, Phase, PhaseLimits, StressJob, StressReply
 from tuner.gpu.process import ChildGone, ChildProcess
@@ -242,6 +252,8 @@ class GpuChild:
                     case Failed():
                         if message.tainted:
                             self._drop_child()
+                        if message.module_changed:
+                            raise ModuleChanged(f"GPU {self.uuid}: {message.reason}")
                         return watch.fault(message.outcome, message.reason)
                     case Ready() | Unhealthy() | Warm():
                         self._drop_child()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernels.problem import Dtype, GemmProblem
+from search_space.memory import CHUNK_ELEMENTS, MAX_MARGIN, keeps_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +23,6 @@ SUBNORMAL_EXPONENT = {Dtype.BF16: -133, Dtype.FP16: -24}
 # 0x7FFF, the one NaN that cvt.rn.bf16x2.f32 and cvt.rn.f16x2.f32 make: where D has to be NaN, poison still shows.
 POISON_BITS = 0x7FA5
 GUARD_BITS = -1  # 0xFFFF, another NaN: one that a kernel writes there shows
-CHUNK_ELEMENTS = 2**26
-REFERENCES = 4  # float32 products that the cases of one problem need
-CACHED_REFERENCE_BYTES = 16 * 2**30
 EXACT_LIMIT = 2**24  # integers below it are exact in float32, in whatever order they are added
 SPECIAL_ROWS = 8  # rows of A, and of B, that hold infinities or NaN
 
@@ -46,7 +44,7 @@ class GuardedOutput:
 
     def __init__(self, problem: GemmProblem, device: Any) -> None:
         # Margins: one tile of rows too many is the likely mistake; a multiple of 128 elements keeps D 256-byte aligned.
-        margin = min(max(2**15, 64 * problem.n), 2**22) // 128 * 128
+        margin = min(max(2**15, 64 * problem.n), MAX_MARGIN) // 128 * 128
         size = problem.m * problem.n
         flat = torch.empty(2 * margin + size, dtype=torch.int16, device=device).fill_(GUARD_BITS)
         self._before, self._after = flat[:margin], flat[margin + size :]
@@ -151,7 +149,7 @@ class _Draw:
     def __init__(self, problem: GemmProblem, device: Any, generator: Any) -> None:
         self.problem, self._device, self._generator = problem, device, generator
         self._dtype = TORCH_DTYPE[problem.dtype]
-        self._keep = REFERENCES * 4 * problem.m * problem.n <= CACHED_REFERENCE_BYTES
+        self._keep = keeps_references(problem)
 
     def reference(self, a: Any, b: Any) -> Reference:
         """Their product, kept where those of all cases fit."""

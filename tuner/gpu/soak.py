@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tuner.engine.base import ModuleChanged
 from tuner.gpu.process import FROM_OUTSIDE, listened_to
 from tuner.records import Verdict
 
@@ -91,7 +92,7 @@ def soak(
     runner: str = RUNNER,
     stop: threading.Event | None = None,
 ) -> SoakReport:
-    """Run the soak in a process of its own.
+    """Run the soak in a process of its own. Raises ModuleChanged.
 
     device: UUID or index of the card
     start_s: after which a process that has not launched the kernel yet is killed
@@ -144,6 +145,8 @@ class _Listener:
             self._gpu_s = message["gpu_s"]
             if self._way != FIRST:
                 self._launches[self._way] = message["launches"]
+        elif message.get("changed"):
+            raise ModuleChanged(message["changed"])
         elif message.get("not_run"):
             return self._made(Verdict.NOT_RUN, message["not_run"])
         elif message.get("failed"):

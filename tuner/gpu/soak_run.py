@@ -186,7 +186,7 @@ def verified_lanes(kernel: Kernel, problem: GemmProblem, seed: int, say: Say) ->
 
 def main(arguments: list[str]) -> int:
     """0 when every launch was right. What was found is said on standard output either way."""
-    from tuner.gpu.child import LoadError, load_module
+    from tuner.gpu.child import ChangedError, LoadError, load_module
 
     def say(message: dict[str, Any]) -> None:
         print(MARK + json.dumps(message), flush=True)
@@ -200,6 +200,9 @@ def main(arguments: list[str]) -> int:
         run(soak, job["launches"], job["limit_s"])
     except SoakFailure as error:
         say({"failed": str(error)})
+        return 1
+    except ChangedError as error:
+        say({"changed": str(error)})
         return 1
     except LoadError as error:
         say({"not_run": str(error)})

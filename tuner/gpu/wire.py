@@ -93,11 +93,13 @@ class Failed:
     outcome: CRASHED or OUT_OF_MEMORY
     reason: for people
     tainted: whether the CUDA context is lost, or its memory in doubt, so that the child must be replaced
+    module_changed: whether a file was not the module that was stored, which says nothing about any candidate
     """
 
     outcome: Outcome
     reason: str
     tainted: bool
+    module_changed: bool = False
 
 
 type Message = Warm | PhaseStarted | Ready | Unhealthy | Done | Failed

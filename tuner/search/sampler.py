@@ -180,9 +180,9 @@ class ConfigSampler:
         for neighbour in self._space.neighbours(config, rng):
             if neighbour not in self._asked and self._space.rejection(neighbour) is None:
                 return neighbour
-        drawn = (rng.choice(self._space.configs) for _ in range(REPAIR_DRAWS))
-        fresh = (draw for draw in drawn if draw not in self._asked)
-        return min(fresh, key=lambda draw: self._space.distance(config, draw), default=None)
+        places = [rng.choice(range(len(self._space.configs))) for _ in range(REPAIR_DRAWS)]
+        nearest = self._space.nearest(config, places)
+        return next((draw for draw in nearest if draw not in self._asked), None)
 
     def _suggest(self, seed: int) -> GemmConfig:
         """Random: uniform over the configs worth asking. Optuna's samplers: the same until there is something to model.

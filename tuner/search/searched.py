@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from search_space.askable import askable_configs
+from search_space.askable import AskableConfigs, askable_configs
 from search_space.checks import rejection
 from search_space.features import features
 from search_space.space import choices
@@ -92,7 +92,33 @@ class SearchedSpace:
                 if there != here
             ]
         for _, _, name, value in sorted(steps, key=lambda step: step[:2]):
-            yield replace(config, **{name: value})
+            yield config.with_choices({name: value})
+
+    def nearest(self, config: GemmConfig, places: Sequence[int]) -> Iterator[GemmConfig]:
+        """The configs at these places, by their distance to a config; of equally near ones the first place first."""
+        names = tuple(self.choices)
+        far = [self._distances(config, name) for name in names]
+        configs = self.configs
+        if isinstance(configs, AskableConfigs):
+            values = (configs.values(place, names) for place in places)
+        else:
+            values = ([getattr(configs[place], name) for name in names] for place in places)
+        sums = []
+        for row in values:
+            total = 0.0  # not `sum`: it rounds otherwise in Python 3.12 than before, and ties decide what is asked
+            for table, value in zip(far, row, strict=True):
+                total += table.get(value, 1.0)
+            sums.append(total)
+        for at in sorted(range(len(places)), key=sums.__getitem__):
+            yield configs[places[at]]
+
+    def _distances(self, config: GemmConfig, name: str) -> dict[Any, float]:
+        """How far the choices of a knob lie from its value in a config; what is not in it lies at 1."""
+        here, values = getattr(config, name), self.choices[name]
+        found = {here: 0.0}
+        if type(here) is int and here in values:
+            found |= {value: abs(at - values.index(here)) / len(values) for at, value in enumerate(values)}
+        return found
 
     def distance(self, one: GemmConfig, other: GemmConfig) -> float:
         """How far two configs lie apart: a knob counts up to 1, by its steps where it is a number."""

@@ -46,8 +46,8 @@ class ModuleCache:
         return path
 
     def missing(self, hashes: Iterable[str]) -> tuple[str, ...]:
-        """Those that are not here."""
-        return tuple(sha256 for sha256 in dict.fromkeys(hashes) if not self._artifacts.path(sha256).is_file())
+        """Those that are not here, or not whole."""
+        return tuple(sha256 for sha256 in dict.fromkeys(hashes) if not self._artifacts.holds(sha256))
 
     def try_disk(self) -> str:
         """Why the disk takes no module, or nothing."""

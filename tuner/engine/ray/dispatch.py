@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.artifacts import ArtifactError
-from tuner.engine.base import EngineError, WorkerLost
+from tuner.engine.base import EngineError, ModuleChanged, WorkerLost
 from tuner.engine.ray.nodes import COMPILE
 from tuner.engine.ray.wire import Answer, Broken, Call, Cancel, Ending, Nodes, Replied, Submit
 from tuner.engine.ray.work import Ticket, modules_of, work_key
@@ -102,7 +102,10 @@ class Dispatcher:
         lane = COMPILE if method == "compile" else profile.name
         ticket = Ticket(method, profile, job, lane)
         with self._lock:
-            self._queues.setdefault(lane, deque()).append(ticket)
+            queue = self._queues.setdefault(lane, deque())
+            # What ends a study goes before candidates; a study has one such job for all of its candidates.
+            place = sum(waiting.is_urgent for waiting in queue) if ticket.is_urgent else len(queue)
+            queue.insert(place, ticket)
             self._served_s.setdefault(lane, self._clock())
             self._pump(lane)
         return ticket
@@ -212,7 +215,7 @@ class Dispatcher:
             wanted = [sha256 for sha256 in modules_of(ticket.job) if not node.has(sha256)]
             modules = {sha256: self._artifacts.read(sha256) for sha256 in wanted}
         except ArtifactError as error:
-            ticket.fail(EngineError(str(error)))
+            ticket.fail(ModuleChanged(str(error)))
             return
         ticket.number = next(self._numbers)
         call = Call(method=ticket.method, profile=ticket.profile, job=ticket.job, modules=modules)

@@ -179,7 +179,7 @@ class RayEngine:
 
     def has_module(self, sha256: str) -> bool:
         """See Engine."""
-        return self._cluster.artifacts.path(sha256).is_file()
+        return self._cluster.artifacts.holds(sha256)
 
     def drop(self, futures: Iterable[Future[Any]]) -> None:
         """See Engine."""

@@ -25,6 +25,11 @@ class Ticket(Future[Any]):
         self.method, self.profile, self.job, self.lane = method, profile, job, lane
         self.number = 0
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the result of a finished search waits for it."""
+        return self.method in ("final", "certify") or getattr(self.job, "urgent", False)
+
     def succeed(self, value: Any) -> None:
         """First come, first kept: one that was dropped meanwhile stays dropped."""
         with suppress(InvalidStateError):

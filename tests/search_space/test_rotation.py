@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.problem import GemmProblem
-from tuner.gpu.rotation import ENOUGH_SETS, MAX_SETS, POOL_BYTES, POOL_OVER_L2, set_count
+from search_space.rotation import ENOUGH_SETS, MAX_SETS, POOL_BYTES, POOL_OVER_L2, set_count
 
 L2_BYTES = 60 << 20
 

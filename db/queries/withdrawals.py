@@ -1,0 +1,130 @@
+"""Results that were found to be bad after they were stored: they stay in the history and are never an answer again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import exists, select
+
+from db.database import ANSWERS, note_change
+from db.models import Result, Study, utc_now
+from db.queries.devices import LOST_WORKERS, REMEMBERED_OUTCOMES
+from db.queries.results import hold_place, same_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.orm import Session
+
+    from db.models import Trial
+
+_BAD = (*REMEMBERED_OUTCOMES, "KNOWN_BAD")
+_LOST = LOST_WORKERS.partition("%")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Withdrawn:
+    """A revision that is withdrawn.
+
+    result_id: of the result
+    revision: its number
+    reason: what was found, by which trial of which study
+    at: when, UTC, ISO 8601
+    """
+
+    result_id: str
+    revision: int
+    reason: str
+    at: str
+
+
+def withdraw_source(session: Session, study_id: str, failed: Trial) -> Sequence[Result]:
+    """Withdraw every result of this source on the study's problem and device, when the trial found the source bad.
+
+    Called by the tuner in the transaction that stores the failure; returns what was withdrawn now. All of them, because
+    a winner that stays on a tie is published again with the same source, and what is wrong under one protocol is wrong
+    under the other. Where one of them was the answer, the newest revision that is left answers. A pin ends.
+    """
+    study = session.get(Study, study_id)
+    if study is None or not failed.source_hash or failed.outcome not in _BAD or failed.reason.startswith(_LOST):
+        return ()
+    names = ("m", "n", "k", "dtype", "layout", "arch", "device_name")
+    problem = (getattr(Result, name) == getattr(study, name) for name in names)
+    query = select(Result).where(*problem, Result.source_hash == failed.source_hash, Result.withdrawn_at.is_(None))
+    found = session.scalars(query.order_by(Result.id)).all()
+    for one in found:
+        hold_place(session, one)
+        session.refresh(one)
+        one.withdrawn_at, one.withdrawn_by = utc_now(), study_id
+        one.withdrawn_reason = f"{failed.outcome}: {failed.reason} (trial {failed.number} of study {study_id})"
+        one.current = one.pinned = False
+    session.flush()
+    for one in found:
+        _let_newest_answer(session, one)
+    if found:
+        note_change(session, ANSWERS)
+    return found
+
+
+def _let_newest_answer(session: Session, withdrawn: Result) -> None:
+    """Give the place of a withdrawn result to the newest revision that is left, where none answers."""
+    published = (same_place(withdrawn), Result.revision.is_not(None), Result.withdrawn_at.is_(None))
+    if session.scalar(select(exists().where(*published, Result.current.is_(True)))):
+        return
+    newest = session.scalar(select(Result).where(*published).order_by(Result.revision.desc()).limit(1))
+    if newest is not None:
+        newest.current = True
+        session.flush()
+
+
+def withdrawn_by(session: Session, study_id: str) -> Sequence[Result]:
+    """Revisions that a study withdrew, oldest first. Called by the tuner at the end of a study."""
+    query = select(Result).where(Result.withdrawn_at.is_not(None), Result.withdrawn_by == study_id)
+    return session.scalars(query.where(Result.revision.is_not(None)).order_by(Result.revision, Result.id)).all()
+
+
+def withdrawn_revisions(session: Session) -> dict[tuple[str | int, ...], list[Withdrawn]]:
+    """All withdrawn revisions by place (`place_of`), newest first. They are few. Called when results changed."""
+    query = select(Result).where(Result.withdrawn_at.is_not(None), Result.revision.is_not(None))
+    found: dict[tuple[str | int, ...], list[Withdrawn]] = {}
+    for one in session.scalars(query.order_by(Result.revision.desc(), Result.id)):
+        assert one.revision is not None
+        assert one.withdrawn_at is not None
+        place = place_of((one.m, one.n, one.k), one.dtype, one.layout, one.arch, one.device_name, one.protocol)
+        found.setdefault(place, []).append(
+            Withdrawn(
+                result_id=one.id,
+                revision=one.revision,
+                reason=one.withdrawn_reason or "",
+                at=one.withdrawn_at.isoformat(timespec="seconds"),
+            )
+        )
+    return found
+
+
+def place_of(  # noqa: PLR0917  (the order of the unique key)
+    shape: tuple[int, int, int], dtype: str, layout: str, arch: str, device_name: str, protocol: str
+) -> tuple[str | int, ...]:
+    """What one row of revisions is about, as a key."""
+    return (*shape, dtype, layout, arch, device_name, protocol)
+
+
+def withdrawn_without_answer(session: Session, *, device_name: str, dtype: str | None, limit: int) -> Sequence[Result]:
+    """The newest withdrawn revision of each problem that no revision answers any more. Called by the shape map."""
+    query = select(Result).where(Result.withdrawn_at.is_not(None), Result.revision.is_not(None))
+    query = query.where(Result.device_name == device_name)
+    if dtype is not None:
+        query = query.where(Result.dtype == dtype)
+    newest: dict[tuple[str | int, ...], Result] = {}
+    for one in session.scalars(query.order_by(Result.revision.desc(), Result.id).limit(limit)):
+        place = place_of((one.m, one.n, one.k), one.dtype, one.layout, one.arch, one.device_name, one.protocol)
+        newest.setdefault(place, one)
+    current = (Result.revision.is_not(None), Result.current.is_(True))
+    return [one for one in newest.values() if not session.scalar(select(exists().where(same_place(one), *current)))]
+
+
+def has_withdrawn_result() -> ColumnElement[bool]:
+    """Condition on `Study`: its winner was found to be bad later, so the study answers nothing any more."""
+    return exists().where(Result.study_id == Study.id, Result.withdrawn_at.is_not(None)).correlate(Study)
