@@ -74,7 +74,7 @@ def begin_search(
     model = None
     if request.sampler == LEARNED and request.mode is Mode.MEASURE:
         if not is_available():
-            log.warning("LightGBM does not load: nothing is learned from other studies' times; see 'python -m pip check'")
+            log.warning("LightGBM does not load, so nothing is learned from other studies: try to import lightgbm")
         model = _newest_model(database, device)
     search = {
         "starting": [config.to_dict() for config in starting],
