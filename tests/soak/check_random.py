@@ -45,7 +45,7 @@ PROBLEM = GemmProblem(m=4096, n=4096, k=4096)
 
 
 def draws(seed: int) -> Iterator[tuple[Sm100GemmConfig, Dtype]]:
-    """Configs without end, form by form, the dtypes in turn."""
+    """Configs without end, form by form, the dtypes in turn; each form begins its next round with the other dtype."""
     rng, profile = random.Random(seed), profile_named("b200")
     for number, form in enumerate(itertools.cycle(FORMS.values())):
         while True:
@@ -53,7 +53,7 @@ def draws(seed: int) -> Iterator[tuple[Sm100GemmConfig, Dtype]]:
             assert isinstance(config, Sm100GemmConfig)
             if form(config):
                 break
-        yield config, (Dtype.BF16, Dtype.FP16)[number % 2]
+        yield config, (Dtype.BF16, Dtype.FP16)[(number + number // len(FORMS)) % 2]
 
 
 def form_of(config: Sm100GemmConfig) -> str:
