@@ -103,6 +103,7 @@ from db.queries.trials import (
 from db.queries.withdrawals import (
     Withdrawn,
     place_of,
+    withdraw_known_bad,
     withdraw_source,
     withdrawn_by,
     withdrawn_revisions,
@@ -206,6 +207,7 @@ __all__ = [
     "trials_page",
     "tuned_m",
     "upsert_device",
+    "withdraw_known_bad",
     "withdraw_source",
     "withdrawn_by",
     "withdrawn_revisions",
