@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_for_a_moment_fails_one_job_and_not_the_pool(
     monkeypatch.setattr(tempfile, name, full)
     pool = CompilePool(CompilePoolOptions(function="tests.tuner.fake_compilers:run", processes=1))
     try:
-        with pytest.raises(EngineError, match="cannot be started: .*No space left on device"):
+        with pytest.raises(EngineError, match=r"cannot be started: .*No space left on device"):
             pool.submit("echo", 1).result(WAIT_S)
         assert works(pool)
     finally:
