@@ -106,6 +106,7 @@ from db.queries.withdrawals import (
     withdraw_known_bad,
     withdraw_source,
     withdrawn_by,
+    withdrawn_configs,
     withdrawn_revisions,
     withdrawn_without_answer,
 )
@@ -210,6 +211,7 @@ __all__ = [
     "withdraw_known_bad",
     "withdraw_source",
     "withdrawn_by",
+    "withdrawn_configs",
     "withdrawn_revisions",
     "withdrawn_without_answer",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import exists, select
 
@@ -128,6 +128,15 @@ def withdrawn_revisions(session: Session) -> dict[tuple[str | int, ...], list[Wi
             )
         )
     return found
+
+
+def withdrawn_configs(session: Session) -> Sequence[Any]:
+    """What was found to be bad for which problem and device, candidates too. Called when results changed.
+
+    Columns: m, n, k, dtype, layout, arch, device_name, config
+    """
+    where = (Result.m, Result.n, Result.k, Result.dtype, Result.layout, Result.arch, Result.device_name)
+    return session.execute(select(*where, Result.config).where(Result.withdrawn_at.is_not(None))).all()
 
 
 def place_of(  # noqa: PLR0917  (the order of the unique key)
