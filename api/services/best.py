@@ -196,7 +196,7 @@ def _answers(
         left = [shape for shape in problems if shape not in near]
         modeled = queries.best_exact_many(session, left, replace(wish.which, evidence=MODELED)) if left else {}
         found |= {shape: answer_view(shape, row, known) for shape, row in modeled.items()}
-        found |= {shape: _default(problems[shape], wish) for shape in left if shape not in modeled}
+        found |= {shape: _default(problems[shape], wish, known) for shape in left if shape not in modeled}
     return found
 
 
@@ -309,7 +309,7 @@ def _starts(problem: GemmProblem, profile: DeviceProfile) -> tuple[tuple[GemmCon
     return tuple((config, estimate.time_us) for config, estimate in ranked)
 
 
-def _default(problem: GemmProblem, wish: Wish) -> Json | None:
+def _default(problem: GemmProblem, wish: Wish, known: Known) -> Json | None:
     """The heuristic's config with the model's estimate; None for a device without a profile."""
     profile = wish.target.profile
     if profile is None:
@@ -339,7 +339,7 @@ def _default(problem: GemmProblem, wish: Wish) -> Json | None:
         "verdict": verdict(None),
         "stale": False,
         "stale_reason": "",
-        "withdrawn": [],
+        "withdrawn": _withdrawn_for(known, (problem.m, problem.n, problem.k), wish),
         "artifact_sha256": None,
         "result_id": None,
     }
@@ -373,7 +373,7 @@ def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
         "verdict": _verdict(row.ratio or "{}"),
         "stale": bool(changed),
         "stale_reason": changed,
-        "withdrawn": _withdrawn(known, tuned, row) if known.withdrawn else [],
+        "withdrawn": _withdrawn(known, shape, row) if known.withdrawn else [],
         # A module computes one shape: the one of another shape would be refused when it is called.
         "artifact_sha256": (row.artifact_sha256 or None) if exact else None,
         "result_id": row.id,
@@ -381,7 +381,7 @@ def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
 
 
 def _withdrawn(known: Known, shape: Shape, row: Answer) -> list[Json]:
-    """Earlier answers for the problem and device of this one that were found to be bad, newest first."""
+    """Earlier answers for this shape on the device of this one that were found to be bad, newest first."""
     place = queries.place_of(shape, row.dtype, row.layout, row.arch, row.device_name, row.protocol)
     return [asdict(one) for one in known.withdrawn.get(place, ())]
 

@@ -71,7 +71,9 @@ def test_nearest_answer_has_no_config_that_was_found_bad_for_the_asked_shape(ser
     assert {one["best"]["result_id"] for one in table["ranges"]} == {near}
     assert [(one["m_min"], one["m_max"]) for one in table["gaps"]][-1] == (4096, 4096)
     far = service.add_result(m=5120, source_hash="f" * 64, config=OTHER)
-    assert best(service)["result_id"] == far
+    answer = best(service)
+    assert (answer["match"], answer["result_id"]) == ("nearest", far)
+    assert [one["result_id"] for one in answer["withdrawn"]] == [bad], "whoever asked before had this one"
 
 
 def test_default_is_no_config_that_was_found_bad_for_the_shape(service: Service) -> None:
@@ -80,7 +82,7 @@ def test_default_is_no_config_that_was_found_bad_for_the_shape(service: Service)
     service.add_result(source_hash=BAD, config=usual)
     withdraw(service)
     found = best(service, allow_default=True)
-    assert found["match"] == "default"
+    assert (found["match"], [one["revision"] for one in found["withdrawn"]]) == ("default", [1])
     assert found["config"] != usual
 
 
