@@ -7,7 +7,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from api.examples import ID_EXAMPLE, JOB_EXAMPLE
 from kernels.problem import MAX_EXTENT
@@ -153,13 +153,13 @@ class JobIn(Strict):
     force: Annotated[bool, Field(strict=True)] = False
     """Tune again although a finished study answers the request."""
 
-    @model_validator(mode="after")
-    def _can_stop(self) -> Self:
-        if self.stop_early and self.sampler != LEARNED:
-            raise ValueError(
-                f"stop_early needs sampler {LEARNED}: {self.sampler} does not tell what it expects to gain"
-            )
-        return self
+    @field_validator("stop_early")
+    @classmethod
+    def _can_stop(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        """Of the field and not of the whole, so that the answer names the field."""
+        if value and (sampler := info.data.get("sampler", LEARNED)) != LEARNED:
+            raise ValueError(f"needs sampler {LEARNED}: {sampler} does not tell what it expects to gain")
+        return value
 
     @property
     def stops_early(self) -> bool:

@@ -18,7 +18,9 @@ CHUNK_ELEMENTS = 2**26  # of a temporary
 MAX_MARGIN = 2**22  # elements on each side of D
 FINALISTS = 12  # verified outputs that are kept at a time: of the finalists
 COMPARED_FLOATS = 8  # float32 temporaries of one element of D while it is compared
-BESIDE_BYTES = 1 << 30  # CUDA context, code, workspaces of the vendor library; no kernel of ours has a workspace
+# CUDA context, code, workspaces of the vendor library. Stream-K kernels, which are not searched, keep up to 39 MB for
+# each stream and captured graph until the process ends.
+BESIDE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

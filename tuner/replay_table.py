@@ -149,6 +149,7 @@ def make_table(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     folder.mkdir(parents=True, exist_ok=True)
+    _end_last_line(folder / CELLS)
     with (folder / CELLS).open("a", encoding="utf-8") as file:
         for count, made in enumerate(_cells(plan, jobs, processes), start=1):
             place = made["row"], made["landscape"]
@@ -185,6 +186,13 @@ def _key(plan: Plan, row: TableRow, name: str, digests: Mapping[str, str]) -> st
     tuned = [f"{one.problem.key} {one.config.key} {one.device}" for one in plan.tuned] if row.knows_others else []
     content = json.dumps([SCHEMA, row.name, name, plan.seeds, asdict(plan.options), sorted(used), tuned])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _end_last_line(path: Path) -> None:
+    """Drop a last line that was cut short: the next cell would be written behind it, and neither could be read."""
+    content = path.read_bytes() if path.is_file() else b""
+    if not content.endswith(b"\n") and content:
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def read_cells(folder: Path, keys: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], Json]:

@@ -105,7 +105,9 @@ class Reproduction:
 
 
 def claim_of_result(result: Mapping[str, Any]) -> Claim:
-    """From a result as GET /v1/results/{id} gives it. Raises ClaimError."""
+    """From a result as GET /v1/results/{id} gives it. Raises ClaimError, also for a withdrawn one."""
+    if reason := result.get("withdrawn_reason"):  # a service from before there was any does not say
+        raise ClaimError(f"result {result['id']} was withdrawn, and claims nothing any more: {reason}")
     samples = result.get("measurement") or {}
     values = {
         **result["problem"],

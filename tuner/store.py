@@ -301,16 +301,19 @@ def fail_study(database: Database, study_id: str, reason: str, *, owner: str | N
 
 
 def _save_result(session: Session, place: StudyPlace, result: StudyResult) -> None:
+    bad = ""
     if result.winner is not None:
         stored = queries.add_result(session, _new_result(place, result))
+        if found := queries.withdraw_known_bad(session, stored):
+            bad = f"not published: another study found the winner's kernel to be bad: {found}"
         # The answer always says how it compares with the vendor library: without a ratio there is nothing to publish.
-        if frozenset(result.evidence) >= PUBLISHED and vendor_ratio(result.measurement) is not None:
+        elif frozenset(result.evidence) >= PUBLISHED and vendor_ratio(result.measurement) is not None:
             queries.publish_result(session, stored.id)
     queries.finish_study(
         session,
         place.study_id,
         state=result.state.value,
-        reason="; ".join(filter(None, (result.reason, *_withdrawals(session, place.study_id)))),
+        reason="; ".join(filter(None, (result.reason, bad, *_withdrawals(session, place.study_id)))),
         best_trial=result.winner.number if result.winner else None,
         best_us=result.best_us,
         coverage=result.coverage,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from math import log2
 from typing import TYPE_CHECKING, Any
@@ -60,12 +60,18 @@ class Wish:
     which: results that may answer
     allow_default: whether modeled answers are welcome when nothing better is there
     nearest_limit_log2: how far a tuned shape may be in each dimension, in powers of two
+    bad: configs that were found to be bad, by problem, architecture and device: near or by default they do not answer
     """
 
     target: Target
     which: queries.Which
     allow_default: bool
     nearest_limit_log2: float = 1.0
+    bad: Mapping[tuple[str | int, ...], frozenset[GemmConfig]] = field(default_factory=dict)
+
+    def bad_for(self, shape: Shape, arch: str, device: str) -> frozenset[GemmConfig]:
+        """Configs that were found to be bad for this shape on a device."""
+        return self.bad.get((*shape, self.which.dtype, self.which.layout, arch, device), frozenset())
 
 
 def quick_answer(database: Database, query: BestQuery, known: Known) -> bytes | None:
@@ -162,7 +168,13 @@ def wish_of(options: BestOptions, dtype: str, target: Target, known: Known, near
         environment=options.environment,
         stale=() if options.allow_stale or options.environment else known.stale,
     )
-    return Wish(target=target, which=which, allow_default=options.allow_default, nearest_limit_log2=nearest_limit_log2)
+    return Wish(
+        target=target,
+        which=which,
+        allow_default=options.allow_default,
+        nearest_limit_log2=nearest_limit_log2,
+        bad=known.bad,
+    )
 
 
 def _answers(
@@ -184,7 +196,7 @@ def _answers(
         left = [shape for shape in problems if shape not in near]
         modeled = queries.best_exact_many(session, left, replace(wish.which, evidence=MODELED)) if left else {}
         found |= {shape: answer_view(shape, row, known) for shape, row in modeled.items()}
-        found |= {shape: _default(problems[shape], wish.target) for shape in left if shape not in modeled}
+        found |= {shape: _default(problems[shape], wish, known) for shape in left if shape not in modeled}
     return found
 
 
@@ -206,7 +218,7 @@ def _nearest(session: Session, problems: Mapping[Shape, GemmProblem], wish: Wish
         """Add what is found within `sure_log2`; gives the shapes that had more results near than were looked at."""
         rows = queries.nearby_many(session, shapes, wish.which, factor=2.0**step_log2, limit=most) if shapes else {}
         ids = {shape: [row.id for row in near if row.nearness <= 2.0**sure_log2] for shape, near in rows.items()}
-        found.update(_first_legal(session, ids, problems, wish.target))
+        found.update(_first_legal(session, ids, problems, wish))
         return [shape for shape, near in rows.items() if shape not in found and len(near) == most]
 
     for step_log2 in (step for step in SEARCH_LOG2 if step < limit_log2):
@@ -218,19 +230,34 @@ def _nearest(session: Session, problems: Mapping[Shape, GemmProblem], wish: Wish
 
 
 def _first_legal(
-    session: Session, ids: Mapping[Shape, list[str]], problems: Mapping[Shape, GemmProblem], target: Target
+    session: Session, ids: Mapping[Shape, list[str]], problems: Mapping[Shape, GemmProblem], wish: Wish
 ) -> dict[Shape, Answer]:
-    """Of each shape's results the first that can run. Loaded in rounds: the first is nearly always legal."""
+    """Of each shape's results the first that can run, and is not known to be bad there.
+
+    Loaded in rounds: the first is nearly always legal.
+    """
     found: dict[Shape, Answer] = {}
     waiting = {shape: iter(results) for shape, results in ids.items()}
     while waiting:
         tried = {shape: identity for shape, left in waiting.items() if (identity := next(left, None)) is not None}
         rows = queries.answers_by_id(session, tried.values())
         for shape, identity in tried.items():
-            if identity in rows and _legal(problems[shape], rows[identity], target):
-                found[shape] = rows[identity]
+            row = rows.get(identity)
+            if row is not None and _legal(problems[shape], row, wish.target) and not is_bad(shape, row, wish):
+                found[shape] = row
         waiting = {shape: waiting[shape] for shape in tried if shape not in found}
     return found
+
+
+def is_bad(shape: Shape, row: Answer, wish: Wish) -> bool:
+    """Whether the result's config was found to be bad for this shape on the result's device."""
+    bad = wish.bad_for(shape, row.arch, row.device_name)
+    return bool(bad) and stored_config(row.arch, row.config) in bad
+
+
+def bad_m(row: Answer, wish: Wish) -> list[int]:
+    """The M for which the result's config was found to be bad, rising."""
+    return sorted({int(m) for m, *_ in wish.bad if is_bad((int(m), row.n, row.k), row, wish)})
 
 
 def is_servable(shape: Shape, wish: Wish) -> bool:
@@ -276,17 +303,21 @@ def stored_sm_count(text: str) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _fastest_start(problem: GemmProblem, profile: DeviceProfile) -> tuple[GemmConfig, float] | None:
-    """The starting config that the model expects to be fastest, and its time in us. Kept: it takes about 30 ms."""
+def _starts(problem: GemmProblem, profile: DeviceProfile) -> tuple[tuple[GemmConfig, float], ...]:
+    """Starting configs with their modeled times in us, the fastest first. Kept: it takes about 30 ms."""
     ranked = rank(problem, starting_configs(problem, profile), profile)
-    return (ranked[0][0], ranked[0][1].time_us) if ranked else None
+    return tuple((config, estimate.time_us) for config, estimate in ranked)
 
 
-def _default(problem: GemmProblem, target: Target) -> Json | None:
+def _default(problem: GemmProblem, wish: Wish, known: Known) -> Json | None:
     """The heuristic's config with the model's estimate; None for a device without a profile."""
-    profile = target.profile
-    choice = _fastest_start(problem, profile) if profile else None
-    if profile is None or choice is None:
+    profile = wish.target.profile
+    if profile is None:
+        return None
+    device = wish.target.device or profile.name
+    bad = wish.bad_for((problem.m, problem.n, problem.k), profile.arch.name, device)
+    choice = next(((config, time_us) for config, time_us in _starts(problem, profile) if config not in bad), None)
+    if choice is None:
         return None
     config, modeled_us = choice
     return {
@@ -308,7 +339,7 @@ def _default(problem: GemmProblem, target: Target) -> Json | None:
         "verdict": verdict(None),
         "stale": False,
         "stale_reason": "",
-        "withdrawn": [],
+        "withdrawn": _withdrawn_for(known, (problem.m, problem.n, problem.k), wish),
         "artifact_sha256": None,
         "result_id": None,
     }
@@ -342,7 +373,7 @@ def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
         "verdict": _verdict(row.ratio or "{}"),
         "stale": bool(changed),
         "stale_reason": changed,
-        "withdrawn": _withdrawn(known, tuned, row) if known.withdrawn else [],
+        "withdrawn": _withdrawn(known, shape, row) if known.withdrawn else [],
         # A module computes one shape: the one of another shape would be refused when it is called.
         "artifact_sha256": (row.artifact_sha256 or None) if exact else None,
         "result_id": row.id,
@@ -350,7 +381,7 @@ def answer_view(shape: Shape, row: Answer, known: Known) -> Json:
 
 
 def _withdrawn(known: Known, shape: Shape, row: Answer) -> list[Json]:
-    """Earlier answers for the problem and device of this one that were found to be bad, newest first."""
+    """Earlier answers for this shape on the device of this one that were found to be bad, newest first."""
     place = queries.place_of(shape, row.dtype, row.layout, row.arch, row.device_name, row.protocol)
     return [asdict(one) for one in known.withdrawn.get(place, ())]
 

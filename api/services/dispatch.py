@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from api.services.best import answer_view, is_servable, legal_row, shapes_view, submit_body, wish_of
+from api.services.best import answer_view, bad_m, is_servable, legal_row, shapes_view, submit_body, wish_of
 from api.services.problems import checked_problem
 from db import queries
 from kernels.problem import MAX_EXTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sqlalchemy.orm import Session
 
@@ -45,7 +45,7 @@ def table(session: Session, query: DispatchQuery, known: Known, nearest_limit_lo
     rows = list(queries.best_exact_many(session, shapes, which).values()) if shapes else []
     rows.sort(key=lambda row: row.m)
     last = query.m_max or (min(MAX_EXTENT, floor(rows[-1].m * 2.0**nearest_limit_log2)) if rows else query.m_min)
-    ranges = _clipped(_legal(_ranges(rows, nearest_limit_log2), wish), query.m_min, last)
+    ranges = _clipped(_harmless(_legal(_ranges(rows, nearest_limit_log2), wish), wish), query.m_min, last)
     gaps = _gaps(ranges, query.m_min, last)
     missing = [
         shape for m in sorted({end for gap in gaps for end in gap}) if is_servable(shape := (m, query.n, query.k), wish)
@@ -97,7 +97,17 @@ def _legal(ranges: Sequence[Range], wish: Wish) -> list[Range]:
     return found
 
 
-def _clipped(ranges: Sequence[Range], first: int, last: int) -> list[Range]:
+def _harmless(ranges: Iterable[Range], wish: Wish) -> Iterator[Range]:
+    """Without the M for which a config was found to be bad."""
+    for one in ranges:
+        first = one.first
+        for m in (*bad_m(one.row, wish), one.last + 1):
+            if first <= m <= one.last + 1:
+                yield Range(first=first, last=m - 1, row=one.row)
+                first = m + 1
+
+
+def _clipped(ranges: Iterable[Range], first: int, last: int) -> list[Range]:
     inside = (Range(first=max(one.first, first), last=min(one.last, last), row=one.row) for one in ranges)
     return [one for one in inside if one.first <= one.last]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from api.services.freshness import Today
 from api.services.targets import Targets
 from db import queries
 from db.database import ANSWERS
+from kernels.config import config_from_dict
+from kernels.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from db.database import Database
+    from kernels.config import GemmConfig
 
 MAX_ANSWERS = 16_384  # of 2 to 4 KB each
 
@@ -35,6 +39,7 @@ class Known:
     today: environments of the devices
     stale: `made_in` of results that no device matches any more
     withdrawn: revisions that were found to be bad, by what they were answers for (`queries.place_of`)
+    bad: configs that were found to be bad, by problem, architecture and device
     answers: finished bodies by question, the one asked for last at the end
     """
 
@@ -43,6 +48,7 @@ class Known:
     today: Today
     stale: tuple[str, ...]
     withdrawn: Mapping[tuple[str | int, ...], list[queries.Withdrawn]] = field(default_factory=dict)
+    bad: Mapping[tuple[str | int, ...], frozenset[GemmConfig]] = field(default_factory=dict)
     answers: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
 
 
@@ -96,4 +102,19 @@ def _read(session: Session, number: int) -> Known:
     seen = any(device.environment for device in devices)
     stale = today.stale(queries.current_environments(session)) if seen else ()
     withdrawn = queries.withdrawn_revisions(session)
-    return Known(number=number, targets=Targets(devices), today=today, stale=stale, withdrawn=withdrawn)
+    return Known(
+        number=number,
+        targets=Targets(devices),
+        today=today,
+        stale=stale,
+        withdrawn=withdrawn,
+        bad=_bad_configs(session),
+    )
+
+
+def _bad_configs(session: Session) -> dict[tuple[str | int, ...], frozenset[GemmConfig]]:
+    found: dict[tuple[str | int, ...], set[GemmConfig]] = {}
+    for *place, config in queries.withdrawn_configs(session):
+        with suppress(ConfigError):  # stored by a version with other knobs
+            found.setdefault(tuple(place), set()).add(config_from_dict(place[5], config))
+    return {place: frozenset(configs) for place, configs in found.items()}

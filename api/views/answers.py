@@ -22,7 +22,7 @@ class WithdrawnView(BaseModel):
     at: str
     """When, UTC."""
     device: str | None = None
-    """Named where nothing answers, since a question may be about several devices."""
+    """Named where no result answers, since a question may be about several devices."""
 
 
 class NoResultBody(ErrorBody):
@@ -98,7 +98,7 @@ class BestView(BaseModel):
     stale_reason: str
     """What changed."""
     withdrawn: list[WithdrawnView]
-    """Earlier answers for `tuned_for` on this device that were found to be bad, newest first: do not use them."""
+    """Earlier answers for `problem` on this device that were found to be bad, newest first: do not use them."""
     artifact_sha256: str | None
     """The module built for exactly this shape; null for `nearest` and `default`."""
     result_id: str | None

@@ -103,8 +103,10 @@ from db.queries.trials import (
 from db.queries.withdrawals import (
     Withdrawn,
     place_of,
+    withdraw_known_bad,
     withdraw_source,
     withdrawn_by,
+    withdrawn_configs,
     withdrawn_revisions,
     withdrawn_without_answer,
 )
@@ -206,8 +208,10 @@ __all__ = [
     "trials_page",
     "tuned_m",
     "upsert_device",
+    "withdraw_known_bad",
     "withdraw_source",
     "withdrawn_by",
+    "withdrawn_configs",
     "withdrawn_revisions",
     "withdrawn_without_answer",
 ]

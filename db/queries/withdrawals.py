@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import exists, select
 
-from db.database import ANSWERS, note_change
-from db.models import Result, Study, utc_now
-from db.queries.devices import LOST_WORKERS, REMEMBERED_OUTCOMES
+from db.database import ANSWERS, hold, note_change
+from db.models import Result, Study, Trial, utc_now
+from db.queries.devices import LOST_WORKERS, REMEMBERED_OUTCOMES, known_bad
 from db.queries.results import hold_place, same_place
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement
     from sqlalchemy.orm import Session
-
-    from db.models import Trial
 
 _BAD = (*REMEMBERED_OUTCOMES, "KNOWN_BAD")
 _LOST = LOST_WORKERS.partition("%")[0]
@@ -50,6 +48,7 @@ def withdraw_source(session: Session, study_id: str, failed: Trial) -> Sequence[
     study = session.get(Study, study_id)
     if study is None or not failed.source_hash or failed.outcome not in _BAD or failed.reason.startswith(_LOST):
         return ()
+    _hold_source(session, study.device_name, failed.source_hash)
     names = ("m", "n", "k", "dtype", "layout", "arch", "device_name")
     problem = (getattr(Result, name) == getattr(study, name) for name in names)
     query = select(Result).where(*problem, Result.source_hash == failed.source_hash, Result.withdrawn_at.is_(None))
@@ -57,15 +56,42 @@ def withdraw_source(session: Session, study_id: str, failed: Trial) -> Sequence[
     for one in found:
         hold_place(session, one)
         session.refresh(one)
-        one.withdrawn_at, one.withdrawn_by = utc_now(), study_id
-        one.withdrawn_reason = f"{failed.outcome}: {failed.reason} (trial {failed.number} of study {study_id})"
-        one.current = one.pinned = False
+        _withdraw(one, failed)
     session.flush()
     for one in found:
         _let_newest_answer(session, one)
     if found:
         note_change(session, ANSWERS)
     return found
+
+
+def withdraw_known_bad(session: Session, new: Result) -> str:
+    """Withdraw a candidate whose source another study found bad while its own went on; returns why, "" for a good one.
+
+    Called by the tuner before it publishes. A study asks what is known before a candidate goes to the GPU: it may end,
+    or be resumed, days after that. Known by the toolchain too, as for a candidate: another may build what one broke.
+    """
+    trial = None if new.study_id is None else session.get(Trial, (new.study_id, new.trial_number))
+    if trial is None or not new.source_hash:
+        return ""
+    _hold_source(session, new.device_name, new.source_hash)
+    failed = known_bad(session, new.device_name, trial.toolchain, new.source_hash)
+    if failed is None:
+        return ""
+    _withdraw(new, failed)
+    session.flush()
+    return new.withdrawn_reason or ""
+
+
+def _hold_source(session: Session, device_name: str | None, source_hash: str) -> None:
+    """Make finding a source bad and publishing it follow one another."""
+    hold(session, f"source {device_name} {source_hash}")
+
+
+def _withdraw(one: Result, failed: Trial) -> None:
+    one.withdrawn_at, one.withdrawn_by = utc_now(), failed.study_id
+    one.withdrawn_reason = f"{failed.outcome}: {failed.reason} (trial {failed.number} of study {failed.study_id})"
+    one.current = one.pinned = False
 
 
 def _let_newest_answer(session: Session, withdrawn: Result) -> None:
@@ -102,6 +128,15 @@ def withdrawn_revisions(session: Session) -> dict[tuple[str | int, ...], list[Wi
             )
         )
     return found
+
+
+def withdrawn_configs(session: Session) -> Sequence[Any]:
+    """What was found to be bad for which problem and device, candidates too. Called when results changed.
+
+    Columns: m, n, k, dtype, layout, arch, device_name, config
+    """
+    where = (Result.m, Result.n, Result.k, Result.dtype, Result.layout, Result.arch, Result.device_name)
+    return session.execute(select(*where, Result.config).where(Result.withdrawn_at.is_not(None))).all()
 
 
 def place_of(  # noqa: PLR0917  (the order of the unique key)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from db import queries
+from kernels.config import Sm90GemmConfig
 from tests.api.test_best import ASKED, best, missed
 
 if TYPE_CHECKING:
     from tests.api.conftest import Service
 
 BAD = "b" * 64
+OTHER = Sm90GemmConfig(blk_n=128).to_dict()
 REASON = "WRONG_RESULT: 1 of 16777216 elements is wrong"
 
 
@@ -58,6 +60,30 @@ def test_question_whose_answer_was_withdrawn_says_so(service: Service, bad: str)
     assert [item["match"] for item in bulk.json()["items"]] == ["none"]
     table = service.http.get("/v1/dispatch", params={"n": 4096, "k": 4096, "device": "h200"})
     assert table.json()["ranges"] == []
+
+
+def test_nearest_answer_has_no_config_that_was_found_bad_for_the_asked_shape(service: Service, bad: str) -> None:
+    """The winner of the next shape is often the same config: there it may be right."""
+    near = service.add_result(m=4224, source_hash="e" * 64)
+    missed(service)
+    assert best(service, m=4200)["result_id"] == near
+    table = service.http.get("/v1/dispatch", params={"n": 4096, "k": 4096, "device": "h200"}).json()
+    assert {one["best"]["result_id"] for one in table["ranges"]} == {near}
+    assert [(one["m_min"], one["m_max"]) for one in table["gaps"]][-1] == (4096, 4096)
+    far = service.add_result(m=5120, source_hash="f" * 64, config=OTHER)
+    answer = best(service)
+    assert (answer["match"], answer["result_id"]) == ("nearest", far)
+    assert [one["result_id"] for one in answer["withdrawn"]] == [bad], "whoever asked before had this one"
+
+
+def test_default_is_no_config_that_was_found_bad_for_the_shape(service: Service) -> None:
+    """The heuristic's next choice stands in for it."""
+    usual = best(service, allow_default=True)["config"]
+    service.add_result(source_hash=BAD, config=usual)
+    withdraw(service)
+    found = best(service, allow_default=True)
+    assert (found["match"], [one["revision"] for one in found["withdrawn"]]) == ("default", [1])
+    assert found["config"] != usual
 
 
 def test_revision_that_was_withdrawn_is_an_error_of_its_own(service: Service, bad: str) -> None:

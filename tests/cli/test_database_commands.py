@@ -10,6 +10,7 @@ import pytest
 
 from db import queries
 from db.database import Database
+from db.models import utc_now
 from db.queries import NewResult
 from kernels.config import Sm90GemmConfig
 from tests.db.rows import only_study, post_job, report
@@ -143,6 +144,20 @@ def test_results_travel_as_json_lines_and_arrive_as_candidates(cli: Cli, home: P
     with Database.open(url(home), create=False) as database, database.read() as session:
         assert [row.evidence for row in queries.results(session)] == [["measured"]] * 2, "checks hold where they ran"
     assert cli("best", "64x128x256", "--device", "h200", "--evidence", "numeric").status == 1
+
+
+def test_withdrawn_results_do_not_travel(cli: Cli, home: Path, tmp_path: Path) -> None:
+    """Where they were read, nothing would say that their kernel is bad."""
+    store(home)
+    store(home, m=128)
+    with Database.open(url(home)) as database, database.write() as session:
+        bad = next(row for row in queries.results(session) if row.m == 128)
+        bad.withdrawn_at, bad.withdrawn_reason, bad.current = utc_now(), "WRONG_RESULT: 1 element", False
+    file = tmp_path / "results.jsonl"
+    assert cli("results", "export", str(file)).out.endswith("1 results, without 1 that were withdrawn\n")
+    shutil.rmtree(home)
+    assert cli("results", "import", str(file), "--json").document["added"] == 1
+    assert stored(home) == [(64, 5.5, None)]
 
 
 def test_importing_twice_adds_nothing(cli: Cli, home: Path, tmp_path: Path) -> None:

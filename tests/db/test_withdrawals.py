@@ -82,6 +82,34 @@ def test_withdrawing_ends_a_pin_and_neither_pin_nor_publication_comes_back(datab
         assert best(session) is good
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_bad"),
+    [
+        ({}, True),
+        ({"toolchain": "nvcc 12.9"}, False),
+        ({"source_hash": "other"}, False),
+        ({"outcome": "OUT_OF_MEMORY"}, False),
+        ({"outcome": "CRASHED", "reason": "lost 3 workers on the GPU: SIGKILL"}, False),
+        ({"reason": "forgotten: 1 element is wrong"}, False),
+    ],
+)
+def test_source_that_was_found_bad_while_a_study_went_on_is_not_published_by_it(
+    database: Database, changes: dict[str, Any], is_bad: bool
+) -> None:
+    """The study asked what is known before its trial; another found the fault since. As for a candidate otherwise."""
+    with database.write() as session:
+        own = only_study(session, post_job(session, "o"))
+        report(session, own, 0, source_hash="bad")
+        fail(session, study_on_h200(session), **changes)
+        new = queries.add_result(session, new_result(source_hash="bad", study_id=own, trial_number=0))
+        reason = queries.withdraw_known_bad(session, new)
+        assert reason.startswith("WRONG_RESULT: 1 element is wrong (trial 0 of ") == is_bad
+        assert (new.withdrawn_at is not None) == (not new.current) == bool(reason) == is_bad
+        if is_bad:
+            with pytest.raises(NotPublishable, match="was withdrawn"):
+                queries.publish_result(session, new.id)
+
+
 def test_withdrawn_results_are_found_by_neither_environment_nor_comparison(database: Database) -> None:
     """Only a question for that very revision still shows it."""
     with database.write() as session:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -189,6 +191,28 @@ def test_a_function_that_cannot_be_imported_is_said_so() -> None:
     with pytest.raises(EngineError, match=r"ended while starting[\s\S]*ModuleNotFoundError"):
         pool.submit("echo", 1).result(WAIT_S)
     pool.close()
+
+
+@pytest.mark.parametrize("name", ["TemporaryFile", "TemporaryDirectory"])
+def test_a_disk_that_is_full_for_a_moment_fails_one_job_and_not_the_pool(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's thread that ends by it would take no job again: each later one would wait for ever."""
+    real, refusals = getattr(tempfile, name), iter(range(2))  # the worker that is warmed up, and the one for the job
+
+    def full(*given: Any, **named: Any) -> Any:
+        if next(refusals, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*given, **named)
+
+    monkeypatch.setattr(tempfile, name, full)
+    pool = CompilePool(CompilePoolOptions(function="tests.tuner.fake_compilers:run", processes=1))
+    try:
+        with pytest.raises(EngineError, match=r"cannot be started: .*No space left on device"):
+            pool.submit("echo", 1).result(WAIT_S)
+        assert works(pool)
+    finally:
+        pool.close()
 
 
 def test_workers_and_their_children_die_with_the_tuner(tmp_path: Path) -> None:

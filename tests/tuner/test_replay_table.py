@@ -46,6 +46,8 @@ def test_table_goes_on_where_it_stopped(plan: Plan, tmp_path: Path) -> None:
     cells.write_text(cells.read_text()[:-20])
     again, said = _make(plan, tmp_path / "table")
     assert (again, len(said)) == (whole, 1)
+    again, said = _make(plan, tmp_path / "table")  # what was made since stands on a line of its own
+    assert (again, said) == (whole, [])
 
 
 def test_new_landscape_makes_again_what_knew_the_others(plan: Plan, tmp_path: Path) -> None:

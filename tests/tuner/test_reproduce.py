@@ -142,6 +142,12 @@ def test_modeled_result_claims_nothing() -> None:
         claim_of_result(result_body(fake(), measurement=None, ratio={}))
 
 
+def test_withdrawn_result_claims_nothing_any_more() -> None:
+    """However fast it still is: "reproduced" would be read as "good"."""
+    with pytest.raises(ClaimError, match="was withdrawn, and claims nothing any more: WRONG_RESULT"):
+        claim_of_result(result_body(fake()) | {"withdrawn_reason": "WRONG_RESULT: one element is wrong"})
+
+
 def test_row_of_a_file_is_a_claim_with_and_without_raw_pairs() -> None:
     """Files of earlier versions hold the interval only."""
     engine = fake()

@@ -29,11 +29,13 @@ from tuner.owners import Owner
 from tuner.records import Outcome
 from tuner.service import main, run_service
 from tuner.settings import Settings, SettingsError
-from tuner.store import note_devices
+from tuner.store import StudyPlace, note_devices, save_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tuner.progress import StudyResult
 
 WAIT_S = 60.0
 
@@ -415,6 +417,32 @@ def test_published_revision_that_a_later_study_finds_to_be_bad_is_withdrawn(
     assert (new.revision, new.study_id) == (2, again)
     assert new.config != first.config
     assert f"revision 1 (burst) is withdrawn: {old.withdrawn_reason}" in study.reason
+
+
+def test_winner_that_another_study_found_bad_meanwhile_is_not_published(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two studies of a problem may measure one kernel at the same time, and only one of them sees it fail."""
+    (other,) = submit(settings, request(1))
+    serve_until_idle(settings)
+
+    def found_by_another(database: Database, place: StudyPlace, result: StudyResult) -> None:
+        with database.write() as session:
+            own = queries.trial(session, place.study_id, result.winner.number)
+            fields = {"config": own.config, "config_key": own.config_key, "source_hash": own.source_hash}
+            known = {"toolchain": own.toolchain, "outcome": "WRONG_RESULT", "reason": "one element is wrong"}
+            queries.save_trial(session, other, 99, **fields, **known)
+        save_result(database, place, result)
+
+    monkeypatch.setattr("tuner.service.save_result", found_by_another)
+    (study_id,) = submit(settings, request(16))
+    serve_until_idle(settings)
+    with reading(settings) as session:
+        study = queries.study(session, study_id)
+        (result,) = queries.results(session, study_id=study_id)
+        assert queries.finished_study(session, request(16).study_key) is None
+    assert (result.revision, result.current, result.withdrawn_by) == (None, False, other)
+    assert "not published: another study found the winner's kernel to be bad: WRONG_RESULT" in study.reason
 
 
 def test_withdrawn_revision_leaves_no_answer_where_nothing_else_works(settings: Settings) -> None:

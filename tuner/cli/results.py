@@ -49,7 +49,10 @@ MAX_KEY_CHARS = 255
 
 
 def export_results(args: argparse.Namespace, settings: Settings) -> None:
-    """Every result, oldest first, one JSON object a line; or, as T4, every trial of one study."""
+    """Every result, oldest first, one JSON object a line; or, as T4, every trial of one study.
+
+    Withdrawn ones stay here: where they were read they would be answers again.
+    """
     if args.file == "-" and args.json:
         raise UsageError("--json and - both want standard output", hint="name a file, or leave --json out")
     if args.format == "t4":
@@ -57,12 +60,16 @@ def export_results(args: argparse.Namespace, settings: Settings) -> None:
         return
     if args.study or args.url:
         raise UsageError("--study and --url are for --format t4", hint="all results of this home go into JSON lines")
-    count = 0
+    count = withdrawn = 0
     with Database.open(settings.database_url, create=False) as database, _writing(args.file) as file:
         for row in _all_results(database):
+            if row.withdrawn_at is not None:
+                withdrawn += 1
+                continue
             file.write(json.dumps(_line(row), sort_keys=True) + "\n")
             count += 1
-    _say(args, {"file": args.file, "results": count}, f"{args.file}: {count} results")
+    left_out = f", without {withdrawn} that were withdrawn" if withdrawn else ""
+    _say(args, {"file": args.file, "results": count, "withdrawn": withdrawn}, f"{args.file}: {count} results{left_out}")
 
 
 def _export_t4(args: argparse.Namespace, settings: Settings) -> None:

@@ -27,7 +27,7 @@ from tuner.engine.turns import URGENT_IN_A_ROW, Turns
 from tuner.gpu.process import FROM_OUTSIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _WORKER = (sys.executable, "-m", "tuner.engine.compile_worker")
 _TAIL_BYTES = 2000
@@ -195,6 +195,15 @@ class CompilePool:
         return None
 
 
+@contextlib.contextmanager
+def _as_engine_error() -> Iterator[None]:
+    """A worker needs a process, files and room for them: where one is missing no compile can work."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(f"a compile worker cannot be started: {error}") from error
+
+
 class _Worker:
     """One child process."""
 
@@ -204,34 +213,37 @@ class _Worker:
         self._ended = False
         self._killed = False
         self._kill_lock = threading.Lock()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
-        # A killed compiler leaves its files behind: they go with this folder.
-        self._folder = tempfile.TemporaryDirectory(prefix="gemm-tuner-compile-")
-        self._pipe, theirs = Pipe()
-        lifeline, self._lifeline = os.pipe()  # inherited by nobody but the child, which holds the reading end
-        try:
-            self._process = subprocess.Popen(
-                (*_WORKER, str(theirs.fileno()), str(lifeline), options.function),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(theirs.fileno(), lifeline),
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-                    "TMPDIR": self._folder.name,
-                },
-            )
-        except OSError as error:
-            self._output.close()
-            self._folder.cleanup()
-            self._pipe.close()
-            os.close(self._lifeline)
-            raise EngineError(f"a compile worker cannot be started: {error}") from error
-        finally:
-            theirs.close()
-            os.close(lifeline)
+        with contextlib.ExitStack() as undo, _as_engine_error():
+            self._output = undo.enter_context(tempfile.TemporaryFile())
+            # A killed compiler leaves its files behind: they go with this folder.
+            self._folder = tempfile.TemporaryDirectory(prefix="gemm-tuner-compile-")
+            undo.callback(self._folder.cleanup)
+            self._pipe, theirs = Pipe()
+            undo.enter_context(self._pipe)
+            with theirs:
+                # Inherited by nobody but the child, which holds the reading end.
+                lifeline, self._lifeline = os.pipe()
+                undo.callback(os.close, self._lifeline)
+                try:
+                    self._process = self._start(theirs.fileno(), lifeline)
+                finally:
+                    os.close(lifeline)
+            undo.pop_all()  # closed in `end`
+
+    def _start(self, pipe: int, lifeline: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            (*_WORKER, str(pipe), str(lifeline), self._options.function),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=(pipe, lifeline),
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+                "TMPDIR": self._folder.name,
+            },
+        )
 
     @property
     def is_killed(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from search_space.memory import BESIDE_BYTES, device_memory
 from search_space.rotation import set_count
 from tuner.gpu.baselines import Baselines, build_baselines, matmul
 from tuner.gpu.cublaslt import CublasLt, CublasLtError
@@ -86,7 +87,7 @@ class Contexts:
         key = (problem, protocol)
         if key not in self._kept:
             report(Phase.BASELINE)
-            self._make_room()
+            self._make_room(problem)
             self._kept[key] = self._make(problem, protocol, seed)
         self._kept.move_to_end(key)
         return self._kept[key]
@@ -96,13 +97,15 @@ class Contexts:
         self._kept.clear()
         torch.cuda.empty_cache()
 
-    def _make_room(self) -> None:
-        """Keep a few contexts as long as half of the memory is free; more memory than that, no problem here takes."""
+    def _make_room(self, problem: GemmProblem) -> None:
+        """Keep a few contexts as long as half of the memory is free, and all that verifying and measuring takes."""
         while len(self._kept) >= MAX_CONTEXTS:
             self._kept.popitem(last=False)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        if free < total / 2:
+        # The process itself has what is beside already.
+        needed = device_memory(problem, self.device.profile.l2_bytes).total - BESIDE_BYTES
+        if free < max(total / 2, needed):
             self.release()
 
     def _make(self, problem: GemmProblem, protocol: MeasureProtocol, seed: int) -> ProblemContext:
