@@ -58,11 +58,18 @@ def test_every_outcome_has_a_word_in_t4() -> None:
     assert set(t4.INVALIDITY) == {outcome.value for outcome in Outcome}
 
 
+def fastest(cli: Cli, study: str) -> dict[str, Any]:
+    """The trial of least median: what is best by noise may be another one."""
+    trials = cli("show", study, "--json").document["trials"]
+    measured: list[dict[str, Any]] = [one for one in trials if one["outcome"] == "MEASURED"]
+    return min(measured, key=lambda one: one["median_us"])
+
+
 def test_t4_comes_back_as_one_candidate(cli: Cli, study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best correct configuration, with nothing claimed but its time."""
     file = tmp_path / "study.json"
     cli("results", "export", str(file), "--format", "t4", "--study", study)
-    best = cli("show", study, "--json").document["best"]
+    best = fastest(cli, study)
     monkeypatch.setenv("GEMM_TUNER_HOME", str(tmp_path / "other"))
     taken = cli("results", "import", str(file), "--format", "t4", "--device", "h200", "--json").document
     assert (taken["results"], taken["added"]) == (1, 1)
@@ -152,8 +159,8 @@ def test_a_study_is_written_to_an_optuna_storage(cli: Cli, study: str, tmp_path:
     assert name in ran.out
     loaded = optuna.load_study(study_name=name, storage=storage)
     assert len(loaded.trials) == len(shown["trials"])
-    assert loaded.best_value == min(one["median_us"] for one in shown["trials"] if one["outcome"] == "MEASURED")
-    assert loaded.best_params == shown["best"]["config"]
+    best = fastest(cli, study)
+    assert (loaded.best_value, loaded.best_params) == (best["median_us"], best["config"])
     states = {trial.number: trial.state for trial in loaded.trials}
     for one in shown["trials"]:
         wanted = "COMPLETE" if one["outcome"] == "MEASURED" else None
