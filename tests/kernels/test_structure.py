@@ -445,6 +445,8 @@ EDITS: tuple[tuple[str, Case, Edit], ...] = (
     ("sum release", SPLIT, without("named_barrier", slice(0, 1))),
     ("parts place", SPLIT, without("remote_write", slice(0, 1))),
     ("turn", PINGPONG, without("mbarrier_wait", slice(1, 2))),
+    ("part sum", STREAM_K, substitute(r"if \(\w+\[0\] != \(uint\)0\) \{(\n +alignas)", r"if (1) {\1")),
+    ("part place", STREAM_K, substitute(r"(\(\w+\[0\] == 0\)) \? 0 : 1\)", r"\1 ? 1 : 0)")),
     ("warpgroup", HOPPER, substitute(r"warpgroup_sync\(\(\(warp_id_in_cta >> 2\) \+ 1\)\)", "warpgroup_sync(0)")),
     ("accumulator read", BLACKWELL, without("tcgen05_wait_ld")),
     ("mma commit", BLACKWELL, without("tcgen05_commit", slice(0, 1))),

@@ -149,10 +149,10 @@ def test_e1_same_job_run_three_times_declares_each_others_winners_as_ties() -> N
 
 def test_e1_equal_study_of_before_makes_the_sampler_ask_the_same_configs_again() -> None:
     """E1: TPE follows the times, which differ from day to day; told those of the first day, only the clock decides."""
-    first = tune(request(40), NoisyEngine(1, noise=0.02))
-    alone = tune(request(40), NoisyEngine(2, noise=0.02))
+    first = tune(request(40), NoisyEngine(1, noise=0.05))
+    alone = tune(request(40), NoisyEngine(2, noise=0.05))
     assert told(alone) != told(first), "the noise alone leads elsewhere"
-    again = tune(request(40), NoisyEngine(2, noise=0.02), told_before=first.trials)
+    again = tune(request(40), NoisyEngine(2, noise=0.05), told_before=first.trials)
     assert [trial.config for trial in again.trials] == [trial.config for trial in first.trials]
     measured = {trial.number: trial.measurement for trial in again.trials if trial.outcome is Outcome.MEASURED}
     assert all(measured[trial.number] != trial.measurement for trial in first.trials if trial.number in measured)
