@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from kernels.arch import SM_100A
-from kernels.compile import compile_kernel
+from kernels.compile import compile_kernel, ptxas_flags
 from kernels.config import Sm100GemmConfig
 from kernels.devices import default_profile
+from kernels.lowering import lower
 from kernels.problem import GemmProblem
 from kernels.rules import violation
 from kernels.toolchain import find_toolchain
@@ -123,15 +124,18 @@ def main() -> int:
     parser.add_argument("--wall-s", type=float, default=0.0, help="begin no compile after this long (default: no end)")
     arguments = parser.parse_args()
     rows, began = Rows(arguments.out, command_line("tests.soak.compile_sm100")), time.monotonic()
-    toolchain = find_toolchain().name
+    toolchain = f"{find_toolchain().name} {ptxas_flags(SM_100A.name)}"
     for number, (problem, config, reason) in enumerate(_tasks(arguments)):
         if arguments.wall_s and time.monotonic() - began > arguments.wall_s:
             break
         place = _place(REFUSED if reason else LEGAL, problem, config)
+        made_of: Row = {"toolchain": toolchain}
+        if not reason:
+            made_of["source_hash"] = lower(problem, config, PROFILE.sm_count).source_hash
         row = rows.find(**place)
-        if row is None or row["toolchain"] != toolchain:
+        if row is None or any(row.get(name) != value for name, value in made_of.items()):
             built = try_refused(problem, config, reason) if reason else place | _plain(build(_task(problem, config)))
-            rows.put(built | {"toolchain": toolchain}, **place)
+            rows.put(built | made_of, **place)
         if number % 10 == 9:
             say(f"{number + 1}: {summary(rows.rows)}", began)
     for name, value in summary(rows.rows).items():
