@@ -130,6 +130,7 @@ type JsonDict = dict[str, Any]
 _JSON = JSON(none_as_null=True)
 _ID = String(32)
 _SHA = String(64)
+_ANY_LENGTH = Text().with_variant(String(255), "sqlite")  # which keeps any length in both; so its table stays
 
 
 def _one_of(column: str, values: Iterable[str]) -> CheckConstraint:
@@ -289,7 +290,7 @@ class Trial(Base):
     study_id: Mapped[str] = mapped_column(ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     config: Mapped[JsonDict]
-    config_key: Mapped[str] = mapped_column(String(255))
+    config_key: Mapped[str] = mapped_column(_ANY_LENGTH)
     source_hash: Mapped[str | None] = mapped_column(_SHA)
     toolchain: Mapped[str] = mapped_column(String(255), default="")
     outcome: Mapped[str] = mapped_column(String(24))
