@@ -317,3 +317,12 @@ def test_studies_are_paged_newest_first(database: Database) -> None:
         assert [study.request["key"] for study in (*newest, *rest)] == ["c", "b", "a"]
         assert queries.studies(session, state="RUNNING") == []
         assert queries.studies(session, after="unknown") == []
+
+
+def test_a_config_has_a_key_of_any_length(database: Database) -> None:
+    """One knob more made them longer than 255 characters, and PostgreSQL refused every trial of them."""
+    with database.write() as session:
+        study_id = only_study(session, post_job(session, "a"))
+        report(session, study_id, 0, config_key="k" * 2_000)
+    with database.read() as session:
+        assert [trial.config_key for trial in queries.trials_of_study(session, study_id)] == ["k" * 2_000]
