@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.cli.conftest import free_port
 from tuner.engine.ray.cluster import Cluster, ClusterUnreachable
 from tuner.engine.ray.plan import NodePlan
 from tuner.engine.ray.start_node import NodeOptions
@@ -59,7 +59,7 @@ class LocalCluster:
     ) -> None:
         """`places` by name of the node, for those that do not run straight on this machine."""
         self.folder = folder
-        self.address = address or f"{HOST}:{_free_port()}"
+        self.address = address or f"{HOST}:{free_port()}"
         self._places = places or {}
         self._scale = scale
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -195,9 +195,3 @@ def running(*, nodes: int = 2, scale: float = 0.0) -> Iterator[LocalCluster]:
     finally:
         cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

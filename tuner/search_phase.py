@@ -305,10 +305,7 @@ class SearchPhase:
         try:
             reply: EvaluateReply = slot.future.result()
         except ModuleChanged as error:
-            slot.lost += 1
-            if slot.lost > self._limits.worker_retries:
-                raise EngineError(f"{error}, {slot.lost} times: see to the disk, then resume the study") from error
-            slot.future, slot.rebuilding = self._compile(slot.config), True
+            self._build_again(slot, f"{error}, {slot.lost + 1} times: see to the disk, then resume the study", error)
             return
         except WorkerLost as error:
             slot.lost += 1
@@ -320,16 +317,20 @@ class SearchPhase:
             reply = EvaluateReply(outcome=Outcome.CRASHED, reason=f"lost {slot.lost} workers on the GPU: {error}")
         self._finish(slot, reply)
 
+    def _build_again(self, slot: _Slot, failure: str, cause: WorkerLost) -> None:
+        """Build the module of a slot anew. Raises EngineError with `failure` when it was tried often enough."""
+        slot.lost += 1
+        if slot.lost > self._limits.worker_retries:
+            raise EngineError(failure) from cause
+        slot.future, slot.rebuilding = self._compile(slot.config), True
+
     def _rebuilt(self, slot: _Slot) -> None:
         """Evaluate the module that was built anew. Raises EngineError where it cannot be: the study goes on later."""
         slot.rebuilding = False
         try:
             reply: CompileReply = slot.future.result()
         except WorkerLost as error:
-            slot.lost += 1
-            if slot.lost > self._limits.worker_retries:
-                raise EngineError(f"a stored module was damaged, and building it again failed: {error}") from error
-            slot.future, slot.rebuilding = self._compile(slot.config), True
+            self._build_again(slot, f"a stored module was damaged, and building it again failed: {error}", error)
             return
         assert slot.kernel is not None
         if reply.kernel is None or reply.outcome is not None or reply.kernel.source_hash != slot.kernel.source_hash:

@@ -88,8 +88,9 @@ def launched_once(problem: GemmProblem) -> int:
     import torch
 
     from tests.soak.triton_kernels import candidates
+    from tuner.gpu.inputs import TORCH_DTYPE
 
-    dtype = getattr(torch, problem.dtype.long_name)
+    dtype = TORCH_DTYPE[problem.dtype]
     a, b, d = (
         torch.zeros(extents, dtype=dtype, device="cuda")
         for extents in ((problem.m, problem.k), (problem.n, problem.k), (problem.m, problem.n))

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.problem import GemmProblem
+from tests.cli.conftest import free_port
 from tests.soak.on_gpu import Json, say
 from tests.soak.report import write_json
 from tuner.client import Client, ClientError
@@ -174,13 +174,6 @@ def running(command: Sequence[str], environment: dict[str, str], log: Path) -> I
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -84,13 +84,9 @@ def show(args: argparse.Namespace, settings: Settings) -> None:
             _print_job(output, job)
             if args.plots:
                 for study in _studies(client, job):
-                    folder = f"{args.plots}/{study['problem']['m']}x{study['problem']['n']}x{study['problem']['k']}"
-                    _draw(
-                        output,
-                        f"{folder}-{study['problem']['dtype']}-{study['id'][:8]}",
-                        study,
-                        client.trials(study["id"]),
-                    )
+                    problem = study["problem"]
+                    name = "{m}x{n}x{k}-{dtype}".format(**problem)
+                    _draw(output, f"{args.plots}/{name}-{study['id'][:8]}", study, client.trials(study["id"]))
     for name in names:
         output.text(f"{args.optuna}: wrote {name}")
 
