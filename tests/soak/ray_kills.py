@@ -3,8 +3,9 @@
     python -m tests.soak.ray_kills --studies 60 --trials 50 --out results/soak/ray_kills.json [--max-seconds N]
 
 Devices are invented, all else is real. The tuners have folders of their own, as on two machines. No finished trial may
-be lost, changed or counted twice, and trials and winners must be those of the local engine for the same seeds. Every
-problem is another one, so that no study knows another's winner. Exit status 3: the time was up before all were done.
+be lost, changed or counted twice, and trials and winners must be those of the local engine for the same seeds. What a
+study began with, starting configs and what `learned` had learned from the others by then, is noted with it, and the
+local engine begins with the same. Exit status 3: the time was up before all were done.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +35,14 @@ from tests.soak.report import hand_over
 from tests.soak.studies import study_of
 from tests.tuner.support import PROFILE
 from tuner.engine.fake import FakeEngine
+from tuner.learning import begin_search
 from tuner.loop import tune_study
 from tuner.recorder import MemoryRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tuner.progress import StudyResult
 
 CUT_SHORT = 3
 NODES = 3
@@ -144,7 +147,7 @@ class Watcher:
                 self.problems.append(f"trial {number} of {study_id} was {saved}, is {now.get(number, 'lost')}")
         self._seen.update({(study_id, number): text for number, text in now.items()})
 
-    def check(self, study_id: str, request: TuneRequest, expected: Any) -> None:
+    def check(self, study_id: str, request: TuneRequest, expected: StudyResult) -> None:
         """Trials, samples and winner against the local engine."""
         name = f"{request.problem} with {request.sampler}"
         with self._database.read() as session:
@@ -157,6 +160,7 @@ class Watcher:
         if found != wanted:
             different = [pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]][:1]
             self.problems.append(f"{name}: {len(found)} trials, {len(wanted)} with the local engine; {different}")
+        assert expected.winner is not None
         if (study.state, study.best_trial) != ("DONE", expected.winner.number):
             self.problems.append(f"{name}: {study.state} ({study.reason}), winner {study.best_trial}")
         measured = [row.number for row in rows if row.outcome in ("MEASURED", "STOPPED_EARLY")]
@@ -201,10 +205,15 @@ class Killer:
             self.kills[what] += 1
 
 
-def expect(requests: Sequence[TuneRequest], found: list[Any]) -> None:
-    """Results of the local engine's invented devices, in memory."""
-    for request in requests:
-        found.append(tune_study(request, FakeEngine(PROFILE), MemoryRecorder()))
+def expected_of(database: Database, study_id: str, request: TuneRequest) -> StudyResult:
+    """What the local engine's invented devices make of the same request, begun with what was noted with the study."""
+    engine = FakeEngine(PROFILE)
+    with database.read() as session:
+        study = queries.study(session, study_id)
+    assert study is not None
+    assert study.search is not None
+    start = begin_search(database, study, request, engine.device, None)
+    return tune_study(request, engine, MemoryRecorder(), starting=start.starting, model=start.model)
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -230,13 +239,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         finally:
             fleet.close()
             cluster.close()
-        expected: list[Any] = []
-        thread = threading.Thread(target=expect, args=(requests, expected))
-        thread.start()
-        thread.join()
-        for study_id, request, result in zip(ids, requests, expected, strict=True):
-            if done == len(ids):
-                watcher.check(study_id, request, result)
+        if done == len(ids):
+            with Database.open(url) as database:
+                for study_id, request in zip(ids, requests, strict=True):
+                    watcher.check(study_id, request, expected_of(database, study_id, request))
         report = _report(options, watcher, killer, done, wall_s)
         watcher.close()
         return report
@@ -294,7 +300,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=60)
     parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--samplers", default="tpe,random")
+    parser.add_argument("--samplers", default="tpe,learned")
     parser.add_argument("--node-every-s", type=float, default=20.0)
     parser.add_argument("--tuner-every-s", type=float, default=60.0)
     parser.add_argument("--scale", type=float, default=0.05)
