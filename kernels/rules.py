@@ -22,9 +22,6 @@ Rule = Callable[[GemmConfig], "str | None"]
 MAX_TMA_BOX_ROWS = 256
 MAX_PIPE_DEPTH = 16
 MAX_SPLIT_K = 16  # CTAs of one cluster (above 8 the launch asks for a non-portable size)
-# An H200 has run 13 kernels with one consumer right: odd K, K = 1, swap_ab, split_k. Two consumers hung, because their
-# registers were not there (`kernels.resources`); to be raised to 3 when a device has run them.
-COPYING_CONSUMERS = 1
 MAX_COORDINATE = MAX_EXTENT - 2048  # no tile of a cluster has more rows or columns
 EXPECT_TX_LIMIT = 1 << 20  # the transaction count of an mbarrier is 20 bits wide
 
@@ -187,11 +184,6 @@ def _sm90_load(config: GemmConfig) -> str | None:
         return (
             f"load = cp_async with cta_group = {config.cta_group}: only TMA multicasts a shared operand; "
             "take cta_group = 1"
-        )
-    if config.num_consumers > COPYING_CONSUMERS:
-        return (
-            f"load = cp_async with num_consumers = {config.num_consumers}: no GPU has run it yet since its registers "
-            f"were shared out anew; take num_consumers = {COPYING_CONSUMERS}"
         )
     if config.blk_k < 64:
         return f"load = cp_async with blk_k = {config.blk_k}: eight lanes copy a row of 64, take blk_k = 64 or 128"
