@@ -14,6 +14,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -597,10 +598,57 @@ tvm::ffi::Optional<tvm::ffi::Tensor> Product(TensorView a, TensorView b) {
   return d;
 }
 
+// ------------------------------------------------------------------------------------------------ routes
+
+// Which module serves a product, of all modules of a process that one of them was told of: a package with many kernels
+// asks it with one call, and no table is looked into in Python. The answer has to be quick, so what is there stays.
+class Routes {
+ public:
+  using Key = std::tuple<int64_t, int64_t, int64_t, bool, int>;  // M, N, K, whether bfloat16, device
+
+  void Add(const Key& key, tvm::ffi::Function product) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    products_.emplace(key, std::move(product));
+  }
+
+  const tvm::ffi::Function* Find(const Key& key) {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto place = products_.find(key);
+    return place == products_.end() ? nullptr : &place->second;  // nothing is ever taken out
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::map<Key, tvm::ffi::Function> products_;
+};
+
+Routes& routes() {
+  static auto* const instance = new Routes;  // functions of modules must not be destroyed after their runtime
+  return *instance;
+}
+
+// From now on Route(a, b) of these extents, dtype and device is product(a, b), a function of this or of another module.
+void AddRoute(int64_t m, int64_t n, int64_t k, bool is_bfloat16, int64_t ordinal, tvm::ffi::Function product) {
+  routes().Add({m, n, k, is_bfloat16, static_cast<int>(ordinal)}, std::move(product));
+}
+
+// a (M, K) @ b (K, N) by the module that was named for it. Nothing, and no error, where none was or where it does not
+// serve how they lie in memory.
+tvm::ffi::Optional<tvm::ffi::Tensor> Route(TensorView a, TensorView b) {
+  const DLDataType dtype = a.dtype();
+  if (a.ndim() != 2 || b.ndim() != 2 || dtype.bits != 16 || a.device().device_type != kDLCUDA) return std::nullopt;
+  const tvm::ffi::Function* product =
+      routes().Find({a.size(0), b.size(1), a.size(1), dtype.code == kDLBfloat, a.device().device_id});
+  if (product == nullptr) return std::nullopt;
+  return (*product)(a, b).cast<tvm::ffi::Optional<tvm::ffi::Tensor>>();
+}
+
 tvm::ffi::String Describe() { return tvm::ffi::String(gemm_payload.description); }
 
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gemm, Gemm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(product, Product);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_route, AddRoute);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(route, Route);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, Describe);

@@ -209,3 +209,43 @@ except ValueError as error:
         assert lines[0].startswith(f"refused: {refused}")
     else:
         assert lines == ["launch"]
+
+
+def test_route_asks_the_module_that_was_named_for_shape_dtype_and_device(plain: Path, driver: Path) -> None:
+    """What was not named is nothing; the first to be named stays; what a product answers comes back."""
+    code = """
+module = tvm_ffi.load_module(sys.argv[1])
+route, add_route = module["route"], module["add_route"]
+a, b, other = (tvm_ffi.from_dlpack(one) for one in (Matrix(100, 72), Matrix(72, 136), Matrix(72, 137)))
+served = []
+def product(x, w):
+    served.append((tuple(x.shape), tuple(w.shape)))
+    return None if len(served) == 2 else a
+say(route(a, b))
+add_route(100, 136, 72, True, 1, product)
+add_route(100, 136, 72, False, 0, product)
+say(route(a, b))
+add_route(100, 136, 72, True, 0, product)
+add_route(100, 136, 72, True, 0, lambda x, w: 1 / 0)
+say(tuple(route(a, b).shape))
+say(route(a, b))
+say(route(a, other))
+say(served)
+"""
+    asked = [((100, 72), (72, 136))] * 2
+    assert noted(plain, driver, code) == ["None", "None", "(100, 72)", "None", "None", str(asked)]
+
+
+def test_what_a_routed_product_raises_reaches_the_caller(plain: Path, driver: Path) -> None:
+    """A failed launch must not look like a product that nobody serves."""
+    code = """
+module = tvm_ffi.load_module(sys.argv[1])
+def product(x, w):
+    raise RuntimeError("the launch failed")
+module["add_route"](100, 136, 72, True, 0, product)
+try:
+    module["route"](*(tvm_ffi.from_dlpack(one) for one in (Matrix(100, 72), Matrix(72, 136))))
+except RuntimeError as error:
+    say(error)
+"""
+    assert noted(plain, driver, code) == ["the launch failed"]

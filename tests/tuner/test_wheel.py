@@ -150,10 +150,10 @@ def stub(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         del sys.modules[name]
 
 
-@pytest.fixture(params=[True, False], ids=["modules of today", "modules without `product`"])
+@pytest.fixture(params=[2, 1, 0], ids=["modules of today", "modules without `route`", "modules without `product`"])
 def gemms(stub: Stub, request: pytest.FixtureRequest) -> Any:
     """The imported package."""
-    stub.has_product = request.param
+    stub.has_product, stub.has_route = request.param > 0, request.param > 1
     return importlib.import_module("tuned_gemms")
 
 
@@ -208,6 +208,7 @@ def test_weight_of_a_network_is_served_without_gradients(gemms: Any, stub: Stub)
         ("MISALIGNED", (lambda: tensor(M, K), lambda: weight(offset=2)), {}),
         ("AUTOGRAD", (lambda: tensor(M, K, requires_grad=True), weight), {}),
         ("AUTOGRAD", (lambda: tensor(M, K), lambda: weight(requires_grad=True)), {}),
+        ("AUTOGRAD", (lambda: tensor(M, K), weight), {"forward_level": 0}),
         ("AUTOCAST", (lambda: tensor(M, K), weight), {"autocast": "float16"}),
         ("MIXED", (lambda: tensor(M, K), lambda: weight(dtype="float16")), {}),
         ("MIXED", (lambda: tensor(M, K), lambda: weight(device=Device("cuda", 1))), {}),
@@ -227,6 +228,35 @@ def test_what_no_kernel_serves_goes_to_torch_and_is_counted(
     assert gemms.counts() == gemms.Counts(tuned=0, fallback={words: 1})
     gemms.reset_counts()
     assert gemms.counts() == gemms.Counts(tuned=0, fallback={})
+
+
+@pytest.mark.parametrize(
+    ("reason", "operands", "switches"),
+    [
+        ("NO_KERNEL", (lambda: tensor(M + 1, K), weight), {}),
+        ("LAYOUT", (lambda: tensor(M, K), lambda: tensor(K, N)), {}),
+        ("MISALIGNED", (lambda: tensor(M, K), lambda: weight(offset=2)), {}),
+        ("AUTOGRAD", (lambda: tensor(M, K, requires_grad=True), weight), {}),
+        ("AUTOGRAD", (lambda: tensor(M, K), weight), {"forward_level": 0}),
+        ("AUTOCAST", (lambda: tensor(M, K), weight), {"autocast": "float16"}),
+        ("MIXED", (lambda: tensor(M, K), lambda: weight(device=Device("cuda", 1))), {}),
+        ("SUBCLASS", (lambda: type("Odd", (Tensor,), {})(tensor(M, K).array), weight), {}),
+        ("SUBCLASS", (lambda: tensor(M, K), weight), {"transforms": True}),
+    ],
+)
+def test_the_quick_way_leaves_to_torch_what_the_long_way_does(
+    gemms: Any, stub: Stub, reason: str, operands: tuple[Any, Any], switches: dict[str, Any]
+) -> None:
+    """The kernel has run, so its route is open; the conditions are the same."""
+    product(gemms, tensor(M, K), weight())
+    product(gemms, tensor(M, K), weight())
+    assert stub.routed == (1 if stub.has_route else 0)
+    a, b = operands
+    with stub.set(**switches):
+        assert product(gemms, a(), b()).computed_by == "torch"
+    words = getattr(importlib.import_module("tuned_gemms._dispatch"), reason)
+    assert gemms.counts() == gemms.Counts(tuned=2, fallback={words: 1})
+    assert stub.routed == (1 if stub.has_route else 0)
 
 
 def test_what_has_no_kernel_is_remembered_and_counted_each_time(gemms: Any) -> None:

@@ -103,6 +103,7 @@ class State:
     capturing: bool = False
     transforms: bool = False
     autocast: str | None = None
+    forward_level: int = -1
     properties: Properties = Properties()
 
 
@@ -118,13 +119,17 @@ class Stub:
 
     def __init__(self) -> None:
         self.state = State()
-        self.has_product = True  # whether kernels are built as they are today
+        self.has_product = self.has_route = True  # whether kernels are built as they are today
+        self.routed = 0  # products that took the quick way
         self.loaded: list[str] = []
         self.operators: dict[str, Callable[..., Tensor]] = {}
         torch = types.ModuleType("torch")
         torch.Tensor, torch.Size, torch.device = Tensor, Size, Device  # type: ignore[attr-defined]
         torch.bfloat16, torch.float16, torch.float32 = "bfloat16", "float16", "float32"  # type: ignore[attr-defined]
-        torch._C = types.SimpleNamespace(_are_functorch_transforms_active=lambda: self.state.transforms)  # type: ignore[attr-defined]
+        torch._C = types.SimpleNamespace(  # type: ignore[attr-defined]
+            _are_functorch_transforms_active=lambda: self.state.transforms,
+            _is_any_autocast_enabled=lambda: self.state.autocast is not None,
+        )
         torch.empty = lambda size, dtype, device: Tensor(aligned(size), dtype, device)  # type: ignore[attr-defined]
         torch.matmul = self._matmul  # type: ignore[attr-defined]
         torch.is_grad_enabled = lambda: self.state.grad  # type: ignore[attr-defined]
@@ -137,11 +142,15 @@ class Stub:
         )
         torch.library = types.SimpleNamespace(custom_op=self._custom_op)  # type: ignore[attr-defined]
         compiler, nn = types.ModuleType("torch.compiler"), types.ModuleType("torch.nn")
-        compiler.is_compiling = lambda: self.state.compiling  # type: ignore[attr-defined]
+        compiler.is_dynamo_compiling = lambda: self.state.compiling  # type: ignore[attr-defined]
+        autograd, self.forward_ad = types.ModuleType("torch.autograd"), types.ModuleType("torch.autograd.forward_ad")
+        self.forward_ad._current_level = -1  # type: ignore[attr-defined]
+        autograd.forward_ad = self.forward_ad  # type: ignore[attr-defined]
         nn.Parameter = Parameter  # type: ignore[attr-defined]
         tvm_ffi = types.ModuleType("tvm_ffi")
         tvm_ffi.load_module = self._load_module  # type: ignore[attr-defined]
         self.modules = {"torch": torch, "torch.compiler": compiler, "torch.nn": nn, "tvm_ffi": tvm_ffi}
+        self.modules |= {"torch.autograd": autograd, "torch.autograd.forward_ad": self.forward_ad}
 
     @contextmanager
     def set(self, **changes: Any) -> Iterator[None]:
@@ -156,6 +165,7 @@ class Stub:
     def _assign(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self.state, name, value)
+        self.forward_ad._current_level = self.state.forward_level  # type: ignore[attr-defined]
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         made = Tensor(a.array @ b.array, a.dtype, a.device)
@@ -184,7 +194,29 @@ class Stub:
             gemm(a, b.t(), d)
             return d
 
-        return Module({"gemm": gemm, "product": product} if self.has_product else {"gemm": gemm})
+        routes: dict[tuple[Any, ...], Callable[[Tensor, Tensor], Tensor | None]] = {}
+
+        def add_route(*key: Any) -> None:
+            m, n, k, is_bfloat16, index, other = key
+            routes.setdefault((m, n, k, "bfloat16" if is_bfloat16 else "float16", Device("cuda", index)), other)
+
+        def route(a: Tensor, b: Tensor) -> Tensor | None:
+            """As the launcher has it; what a function transform has wrapped has no memory."""
+            if self.state.transforms:
+                raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+            if a.dim() != 2 or b.dim() != 2:
+                return None
+            found = routes.get((a.shape[0], b.shape[1], a.shape[1], a.dtype, a.device))
+            d = found(a, b) if found else None
+            self.routed += d is not None
+            return d
+
+        functions = {"gemm": gemm}
+        if self.has_product:
+            functions["product"] = product  # type: ignore[assignment]
+        if self.has_route:
+            functions |= {"route": route, "add_route": add_route}  # type: ignore[dict-item]
+        return Module(functions)
 
     @staticmethod
     def _check(holds: bool, message: Callable[[], str]) -> None:

@@ -1,7 +1,9 @@
 """`matmul`: which kernel serves a product, and what happens to the others.
 
-The way of a tuned product is written for little host time: one look into a table, checks that read flags, and one call
-that looks at the operands' memory, makes the output and launches. The way of all others ends at the same table.
+The way of a tuned product is written for little host time: checks that read flags, and one call into a module that
+looks up the kernel, looks at the operands' memory, makes the output and launches. A kernel is on that way once it has
+run. The way of all others, first calls among them, goes through a table here and ends with the reason why no kernel
+serves them.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from ._library import ALIGNMENT, DTYPES, Kernel, Product, kernels_of, load
+from ._library import ALIGNMENT, DTYPES, Kernel, Loaded, Product, kernels_of, load
 
 NO_KERNEL = "no kernel for this shape, dtype and device"
 NO_CUDA = "not on a CUDA device"
@@ -31,6 +34,8 @@ CAPTURE = "first call of its kernel inside a graph capture: call it once before"
 _PLAIN = frozenset({Tensor, Parameter})
 _MOST_UNSERVED = 4096  # shapes that are known to have no kernel; a network has few, a stray loop must not fill memory
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+# Of any kind of device: quicker than to ask for one by its name, and rarely true.
+_autocasts = getattr(torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cuda"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,17 @@ class _Ready:
     called: whether it ran before, so that its code is on the device
     """
 
-    __slots__ = ("called", "product")
+    __slots__ = ("called", "device", "kernel", "loaded", "product")
 
-    def __init__(self, product: Product) -> None:
-        self.product, self.called = product, False
+    def __init__(self, kernel: Kernel, loaded: Loaded, device: torch.device) -> None:
+        self.kernel, self.loaded, self.device = kernel, loaded, device
+        self.product, self.called = loaded.product, False
+
+    def ran(self) -> None:
+        """From now on it is on the quick way, where modules have one."""
+        self.called = True
+        if self.loaded.add_route is not None:
+            _open_route(self)
 
 
 class _Counter:
@@ -78,6 +90,13 @@ class _Counter:
         return seen
 
 
+def _no_route(a: Tensor, b: Tensor) -> Tensor | None:
+    """Before any kernel has run."""
+    return None
+
+
+_route: Product = _no_route
+_router: Loaded | None = None  # the module that knows all kernels which have run
 _tuned = _Counter()
 _fallbacks: dict[str, _Counter] = {}
 _ready: dict[tuple[Any, ...], _Ready] = {}
@@ -93,8 +112,39 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     (1, K), that is, `b` is the transpose of a row-major (N, K) weight, and no gradient is needed. Leading dimensions of
     `a` are folded into M.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return _compiled(a, b)
+    if (
+        type(a) in _PLAIN
+        and type(b) in _PLAIN
+        and not (a.requires_grad or b.requires_grad)
+        and not _autocasts()
+        and forward_ad._current_level < 0
+    ):
+        try:
+            d = _route(a, b)
+        except RuntimeError:  # an operand of a function transform has no memory; any other error comes again below
+            d = None
+        if d is not None:
+            _tuned.add()
+            return d
+    return _looked_up(a, b)
+
+
+def _open_route(found: _Ready) -> None:
+    global _route, _router
+    kernel, loaded = found.kernel, found.loaded
+    with _lock:
+        router = _router or loaded
+        assert router.add_route is not None
+        assert router.route is not None
+        is_bfloat16, index = DTYPES[kernel.dtype] is torch.bfloat16, found.device.index
+        router.add_route(kernel.m, kernel.n, kernel.k, is_bfloat16, index, loaded.product)
+        _router, _route = router, router.route
+
+
+def _looked_up(a: Tensor, b: Tensor) -> Tensor:
+    """The product of what has no route."""
     key = (a.shape, b.shape, a.dtype, a.device)
     found = _ready.get(key)
     if found is not None:
@@ -110,16 +160,22 @@ def _product(found: _Ready, a: Tensor, b: Tensor) -> Tensor:
         type(a) in _PLAIN
         and type(b) in _PLAIN
         and not _transforms_active()
-        and not ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
+        and not _needs_gradient(a, b)
         and not (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype)
         and (found.called or not torch.cuda.is_current_stream_capturing())
     ):
         d = found.product(a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b)
         if d is not None:
-            found.called = True
+            if not found.called:
+                found.ran()
             _tuned.add()
             return d
     return _fall_back(a, b, _obstacle(a, b))
+
+
+def _needs_gradient(a: Tensor, b: Tensor) -> bool:
+    """Of reverse mode, or of forward mode, in which a tangent may hang on either operand."""
+    return bool(forward_ad._current_level >= 0) or ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
 
 
 def _obstacle(a: Tensor, b: Tensor) -> str:
@@ -129,7 +185,7 @@ def _obstacle(a: Tensor, b: Tensor) -> str:
     obstacles = {
         MIXED: b.dtype is not a.dtype or b.device != a.device,
         LAYOUT: not (a.is_contiguous() and b.t().is_contiguous()),
-        AUTOGRAD: (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
+        AUTOGRAD: _needs_gradient(a, b),
         AUTOCAST: torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype,
         MISALIGNED: bool((a.data_ptr() | b.data_ptr()) & (ALIGNMENT - 1)),
     }
@@ -158,7 +214,7 @@ def _prepare(device: torch.device) -> None:
         if device in _prepared:
             return
         for kernel in kernels_of(device):
-            _ready[_key(kernel, device)] = _Ready(load(kernel))
+            _ready[_key(kernel, device)] = _Ready(kernel, load(kernel), device)
         _prepared.add(device)
 
 

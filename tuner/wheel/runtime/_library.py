@@ -23,6 +23,20 @@ CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 Product = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A module in this process.
+
+    product: of its kernel
+    route: of all kernels that `add_route` of this module was told of; None where the module was built before it had one
+    add_route: (m, n, k, whether bfloat16, index of the device, product)
+    """
+
+    product: Product
+    route: Product | None = None
+    add_route: Callable[[int, int, int, bool, int, Product], None] | None = None
+
+
 class CorruptPackage(RuntimeError):
     """A file of this package is not what it was built with: install it again."""
 
@@ -86,8 +100,8 @@ def kernels_of(device: torch.device) -> tuple[Kernel, ...]:
     return tuple(one for one in kernels() if (one.device, one.sm_count, CAPABILITIES.get(one.arch)) == here)
 
 
-def load(kernel: Kernel) -> Product:
-    """The kernel's product, for operands that are on its device. Raises CorruptPackage."""
+def load(kernel: Kernel) -> Loaded:
+    """The kernel, for operands that are on its device. Raises CorruptPackage."""
     path = FOLDER / kernel.file
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -96,10 +110,11 @@ def load(kernel: Kernel) -> Product:
     if digest != kernel.sha256:
         raise CorruptPackage(f"{path} was changed: its SHA-256 is not the manifest's; install the package again")
     module = tvm_ffi.load_module(str(path))
-    product: Product = (
-        module["product"] if module.implements_function("product") else _product_by(module["gemm"], kernel)
-    )
-    return product
+    if not module.implements_function("route"):
+        return Loaded(
+            module["product"] if module.implements_function("product") else _product_by(module["gemm"], kernel)
+        )
+    return Loaded(module["product"], route=module["route"], add_route=module["add_route"])
 
 
 def _product_by(gemm: Any, kernel: Kernel) -> Product:
