@@ -111,8 +111,6 @@ def _timed(problem: GemmProblem, rung: Rung, kernel: CompiledKernel, engine: Eng
         module_sha256=kernel.sha256,
         source_hash=kernel.source_hash,
         protocol=protocol,
-        incumbent_us=None,
-        seed=0,
         phase="trial",
     )
     return _times(problem, engine.evaluate(job).result())

@@ -20,6 +20,7 @@ from search_space.request import MeasureProtocol
 from search_space.starting import starting_configs
 from tuner import landscape
 from tuner.engine.base import CompileJob, CompileReply, EvaluateJob, EvaluateReply, FinalJob, FinalReply, WorkerLost
+from tuner.engine.incumbent import Incumbent
 from tuner.landscape import Landscape, LandscapeError, Row
 from tuner.landscape_space import BoundedSpace, bounded_space, measuring_order
 from tuner.records import Outcome
@@ -336,9 +337,9 @@ class Recording:
             module_sha256=kernel.sha256,
             source_hash=kernel.source_hash,
             protocol=book.content.protocol,
-            incumbent_us=book.best_us if phase == "trial" else None,
-            seed=self._options.seed,
             phase=phase,
+            seed=self._options.seed,
+            incumbent=None if book.best_us is None else Incumbent(time_us=book.best_us),
         )
 
     def _evaluated(self, work: _Work, future: Future[EvaluateReply]) -> None:

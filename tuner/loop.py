@@ -454,9 +454,8 @@ class _Run:
             module_sha256=trial.artifact_sha256,
             source_hash=trial.source_hash,
             protocol=self._request.protocol,
-            incumbent_us=None,
-            seed=self._request.seed,
             phase="final",
+            seed=self._request.seed,
         )
 
     def _wait(self, future: Future[Any]) -> bool:

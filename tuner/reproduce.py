@@ -276,9 +276,8 @@ def _one(claim: Claim, module: _Module, engine: Engine) -> Reproduction:
         module_sha256=module.sha256,
         source_hash=module.source_hash,
         protocol=claim.protocol,
-        incumbent_us=None,
-        seed=SEED,
         phase="final",
+        seed=SEED,
     )
     final = FinalJob(problem=claim.problem, candidates=(job,), protocol=claim.protocol, seed=SEED)
     return _judged(claim, module, engine.final(final).result())

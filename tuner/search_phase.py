@@ -285,10 +285,9 @@ class SearchPhase:
             module_sha256=kernel.sha256,
             source_hash=kernel.source_hash,
             protocol=self._request.protocol,
-            incumbent_us=incumbent.time_us if incumbent else None,
-            incumbent_ratio=incumbent.ratio if incumbent else None,
-            seed=self._request.seed,
             phase="trial",
+            seed=self._request.seed,
+            incumbent=incumbent,
             urgent=self._is_over,
         )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kernels.config import Sm90GemmConfig
 from kernels.problem import GemmProblem
 from search_space.request import MeasureProtocol
 from tuner.engine.base import EvaluateJob, FinalJob
+
+if TYPE_CHECKING:
+    from tuner.engine.incumbent import Incumbent
 
 PROBLEM = GemmProblem(m=512, n=512, k=512)
 
@@ -17,8 +20,7 @@ def evaluate_job(
     module: str,
     *,
     problem: GemmProblem = PROBLEM,
-    incumbent_us: float | None = None,
-    incumbent_ratio: float | None = None,
+    incumbent: Incumbent | None = None,
     protocol: MeasureProtocol | None = None,
     phase: Literal["trial", "final"] = "trial",
 ) -> EvaluateJob:
@@ -30,10 +32,8 @@ def evaluate_job(
         module_sha256="0" * 64,
         source_hash=f"hash of {module}",
         protocol=protocol or MeasureProtocol(),
-        incumbent_us=incumbent_us,
-        incumbent_ratio=incumbent_ratio,
-        seed=0,
         phase=phase,
+        incumbent=incumbent,
     )
 
 

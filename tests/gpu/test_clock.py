@@ -17,6 +17,7 @@ from search_space.request import MeasureProtocol, TuneRequest
 from tests.gpu import fake_torch
 from tests.gpu.jobs import evaluate_job, final_job
 from tests.tuner.support import ENVIRONMENT
+from tuner.engine.incumbent import Incumbent
 from tuner.gpu.nvml import Reading
 from tuner.records import Evidence, Outcome
 
@@ -241,7 +242,7 @@ def test_e4_rounds_beside_a_foreign_process_are_left_out_and_counted(card: Card)
 
 def test_slow_candidate_stops_after_two_rounds_and_keeps_them(card: Card) -> None:
     """Racing: no interval is claimed, the outcome says that it was stopped."""
-    reply = evaluated(card, 60.0, QuietCard(), incumbent_us=50.0, incumbent_ratio=2.0)
+    reply = evaluated(card, 60.0, QuietCard(), incumbent=Incumbent(time_us=50.0, ratio=2.0))
     assert reply.outcome is Outcome.STOPPED_EARLY
     assert reply.measurement is not None
     assert len(reply.measurement.samples_us) == 2
@@ -250,9 +251,9 @@ def test_slow_candidate_stops_after_two_rounds_and_keeps_them(card: Card) -> Non
 
 def test_e9_candidate_beside_a_throttled_torch_is_measured_to_the_end(card: Card) -> None:
     """E9: the incumbent was 1.25x torch when that took 80 us; here torch takes 100 us, and 78 us are good."""
-    reply = evaluated(card, 78.0, QuietCard(throttled=[0x20] * 99), incumbent_us=64.0, incumbent_ratio=1.25)
+    reply = evaluated(card, 78.0, QuietCard(throttled=[0x20] * 99), incumbent=Incumbent(time_us=64.0, ratio=1.25))
     assert reply.outcome is Outcome.MEASURED, reply.reason
-    slower = evaluated(card, 84.0, QuietCard(throttled=[0x20] * 99), incumbent_us=64.0, incumbent_ratio=1.25)
+    slower = evaluated(card, 84.0, QuietCard(throttled=[0x20] * 99), incumbent=Incumbent(time_us=64.0, ratio=1.25))
     assert slower.outcome is Outcome.STOPPED_EARLY
 
 

@@ -218,7 +218,7 @@ def test_slow_kernel_stops_early_and_keeps_its_samples(bench: Any) -> None:
     fast = run(planted.right, bench(CUBE)).measurement
     assert fast is not None
     best = Incumbent.of(fast)
-    reply = run(planted.slow, bench(CUBE), incumbent_us=best.time_us, incumbent_ratio=best.ratio)
+    reply = run(planted.slow, bench(CUBE), incumbent=best)
     assert reply.outcome is Outcome.STOPPED_EARLY
     assert reply.measurement is not None
     assert len(reply.measurement.samples_us) == 2

@@ -140,8 +140,6 @@ class FirstHour:
             module_sha256=built.kernel.sha256,
             source_hash=built.kernel.source_hash,
             protocol=MeasureProtocol(),
-            incumbent_us=None,
-            seed=0,
             phase="trial",
         )
         reply = self.engine.evaluate(job).result()

@@ -48,9 +48,8 @@ def check(worker: GpuWorker, folder: Path, entry: dict[str, Any], report: Report
         module_sha256=sha256,
         source_hash=sha256,
         protocol=MeasureProtocol(),
-        incumbent_us=None,
-        seed=12345,
         phase="final",
+        seed=12345,
     )
     answer: Any = worker.run(FinalJob(problem=problem, candidates=(job,), protocol=MeasureProtocol(), seed=1), report)
     reply = answer.reply

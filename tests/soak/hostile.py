@@ -183,7 +183,7 @@ class Search:
         known: Json = {"asked": len(built), "failed": failed}
         if best is None:
             return known, None
-        finalist = replace(best, phase="final", incumbent_us=None, incumbent_ratio=None)
+        finalist = replace(best, phase="final")
         final = FinalJob(problem=problem, candidates=(finalist,), protocol=finalist.protocol, seed=finalist.seed)
         return known | measured(engine.final(final).result(), finalist), best.config
 
@@ -202,10 +202,8 @@ class Search:
             module_sha256=kernel.sha256,
             source_hash=kernel.source_hash,
             protocol=MeasureProtocol(),
-            incumbent_us=incumbent.time_us if incumbent else None,
-            incumbent_ratio=incumbent.ratio if incumbent else None,
-            seed=0,
             phase="trial",
+            incumbent=incumbent,
         )
 
     def call(self, row: Json, call: Json, config: GemmConfig, engine: Engine) -> Json:

@@ -81,8 +81,6 @@ def measured(module: Module, protocol: MeasureProtocol, contexts: Contexts, devi
         module_sha256=module.sha256,
         source_hash=module.source_hash,
         protocol=protocol,
-        incumbent_us=None,
-        seed=0,
         phase="final",
     )
     job = FinalJob(problem=module.problem, candidates=(candidate,), protocol=protocol, seed=0)

@@ -161,8 +161,6 @@ def test_dropped_evaluation_ends_its_child_and_the_next_one_gets_a_fresh_child(t
         module_sha256=kernel.sha256,
         source_hash=kernel.source_hash,
         protocol=PROTOCOL,
-        incumbent_us=None,
-        seed=0,
         phase="trial",
     )
     hanging = children[0]
@@ -296,7 +294,7 @@ def test_e4_jobs_of_two_studies_have_a_gpu_one_after_the_other(tmp_path: Path) -
     def job(number: int) -> EvaluateJob:
         return EvaluateJob(
             problem=PROBLEM, config=STARTING[number % len(STARTING)], module_path=tmp_path, module_sha256="",
-            source_hash=f"{number}", protocol=PROTOCOL, incumbent_us=None, seed=0, phase="trial",
+            source_hash=f"{number}", protocol=PROTOCOL, phase="trial",
         )  # fmt: skip
 
     futures: list[Future[EvaluateReply]] = []

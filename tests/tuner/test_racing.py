@@ -51,12 +51,13 @@ def test_e9_card_that_throttles_within_a_study_stops_nobody_who_would_win_on_a_c
         for trial in tune(request(60), engine).trials
         if trial.measurement is not None
     }
-    late = [job for job in engine.jobs[20:] if job.incumbent_ratio is not None and job.source_hash in ratios]
+    late = [job for job in engine.jobs[20:] if job.incumbent is not None and job.source_hash in ratios]
     assert len(late) > 20
     for job in late:
         ratio, outcome = ratios[job.source_hash]
-        assert job.incumbent_ratio is not None
-        hopeless = job.incumbent_ratio / ratio > STOP_EARLY_AT
+        assert job.incumbent is not None
+        assert job.incumbent.ratio is not None
+        hopeless = job.incumbent.ratio / ratio > STOP_EARLY_AT
         assert outcome is (Outcome.STOPPED_EARLY if hopeless else Outcome.MEASURED)
     assert {outcome for _, outcome in ratios.values()} == {Outcome.MEASURED, Outcome.STOPPED_EARLY}
 
@@ -87,6 +88,7 @@ def test_final_and_a_job_without_incumbent_race_against_nobody() -> None:
     engine = Throttling(PROFILE)
     tune(request(20), engine)
     job = engine.jobs[-1]
-    assert job.raced_against == Incumbent(time_us=job.incumbent_us or 0.0, ratio=job.incumbent_ratio)
+    assert job.raced_against is not None
+    assert job.raced_against == job.incumbent
     assert replace(job, phase="final").raced_against is None
     assert engine.jobs[0].raced_against is None

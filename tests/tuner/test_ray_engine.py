@@ -80,8 +80,6 @@ def evaluate_job(engine: Engine, index: int = 0) -> EvaluateJob:
         module_sha256=kernel.sha256,
         source_hash=kernel.source_hash,
         protocol=asked.protocol,
-        incumbent_us=None,
-        seed=0,
         phase="trial",
     )
 

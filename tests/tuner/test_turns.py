@@ -136,8 +136,6 @@ def evaluate_job(engine: Any, place: int) -> EvaluateJob:
         module_sha256="0" * 64,
         source_hash=f"source {place}",
         protocol=PROTOCOL,
-        incumbent_us=None,
-        seed=0,
         phase="trial",
     )
 

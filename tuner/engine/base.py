@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from tuner.engine.incumbent import Incumbent
 from tuner.records import Verdict
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from kernels.devices import DeviceProfile
     from kernels.problem import GemmProblem
     from search_space.request import MeasureProtocol
+    from tuner.engine.incumbent import Incumbent
     from tuner.records import Check, Environment, Evidence, Measurement, Outcome, Ratio
 
 
@@ -116,10 +116,9 @@ class EvaluateJob:
     module_sha256: what the file must hash to
     source_hash: identity of the generated source
     protocol: how to time
-    incumbent_us: median of the best so far; a candidate that cannot reach it may be stopped early; None for no racing
-    incumbent_ratio: of torch.matmul's time to that median, in the same rounds: what decides, where it is known
-    seed: of the input data
     phase: "trial" while searching, "final" for a finalist
+    seed: of the input data
+    incumbent: best so far; a candidate that cannot reach it may be stopped early; None for no racing
     urgent: whether the result of a finished search waits for it
     """
 
@@ -129,18 +128,15 @@ class EvaluateJob:
     module_sha256: str
     source_hash: str
     protocol: MeasureProtocol
-    incumbent_us: float | None
-    seed: int
     phase: Literal["trial", "final"]
-    incumbent_ratio: float | None = None
+    seed: int = 0
+    incumbent: Incumbent | None = None
     urgent: bool = False
 
     @property
     def raced_against(self) -> Incumbent | None:
         """What a trial may be stopped early for; None in a final and where nothing is raced."""
-        if self.phase == "final" or self.incumbent_us is None:
-            return None
-        return Incumbent(time_us=self.incumbent_us, ratio=self.incumbent_ratio)
+        return None if self.phase == "final" else self.incumbent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

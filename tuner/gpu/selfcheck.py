@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SHAPES = ("64x7168x4096", "4096x4096x4096")
 
 
-def sample_job(problem: GemmProblem, *, source_hash: str = "torch", incumbent_us: float | None = None) -> EvaluateJob:
+def sample_job(problem: GemmProblem, *, source_hash: str = "torch", incumbent: Incumbent | None = None) -> EvaluateJob:
     """A job whose module is never loaded."""
     return EvaluateJob(
         problem=problem,
@@ -43,9 +43,8 @@ def sample_job(problem: GemmProblem, *, source_hash: str = "torch", incumbent_us
         module_sha256="",
         source_hash=source_hash,
         protocol=MeasureProtocol(),
-        incumbent_us=incumbent_us,
-        seed=0,
         phase="trial",
+        incumbent=incumbent,
     )
 
 
@@ -77,7 +76,7 @@ def check_shape(problem: GemmProblem, contexts: Contexts, device: LiveDevice) ->
     reply = evaluate(matmul, job, bench)
     clock(Phase.START)
     best = Incumbent.of(reply.measurement) if reply.measurement else Incumbent(time_us=1.0)
-    race = replace(job, incumbent_us=best.time_us, incumbent_ratio=best.ratio)
+    race = replace(job, incumbent=best)
     raced = evaluate(_twice(matmul), race, bench)
     return {
         "shape": str(problem),
