@@ -396,7 +396,7 @@ class Result(Base):
     made_in: `environment_key` without the source hash: device, SM count, driver major, CUDA, toolchain
     evidence_level: position of the strongest evidence in EVIDENCE_ORDER
     interval_us: 95 % interval of the median, [low, high], microseconds
-    tie_set: trials that the noise does not tell from this one
+    tie_set: trials that the noise does not tell from this one; `withdrawn_reason` where a kernel was found bad later
     noise: relative gap below which two finalists are equal; null without a final
     aa_ratio: a finalist over its byte-identical twin in the final, {"median", "low", "high"}; null without a final
     checks: name, verdict, detail and tool of each check beyond the product itself

@@ -50,7 +50,7 @@ def withdraw_source(session: Session, study_id: str, failed: Trial) -> Sequence[
         return ()
     _hold_source(session, study.device_name, failed.source_hash)
     names = ("m", "n", "k", "dtype", "layout", "arch", "device_name")
-    problem = (getattr(Result, name) == getattr(study, name) for name in names)
+    problem = [getattr(Result, name) == getattr(study, name) for name in names]
     query = select(Result).where(*problem, Result.source_hash == failed.source_hash, Result.withdrawn_at.is_(None))
     found = session.scalars(query.order_by(Result.id)).all()
     for one in found:
@@ -60,13 +60,15 @@ def withdraw_source(session: Session, study_id: str, failed: Trial) -> Sequence[
     session.flush()
     for one in found:
         _let_newest_answer(session, one)
-    if found:
+    if _mark_ties(session, problem, failed) or found:
         note_change(session, ANSWERS)
     return found
 
 
 def withdraw_known_bad(session: Session, new: Result) -> str:
     """Withdraw a candidate whose source another study found bad while its own went on; returns why, "" for a good one.
+
+    Configs that tied with it and are known to be bad by then are marked.
 
     Called by the tuner before it publishes. A study asks what is known before a candidate goes to the GPU: it may end,
     or be resumed, days after that. Known by the toolchain too, as for a candidate: another may build what one broke.
@@ -75,6 +77,9 @@ def withdraw_known_bad(session: Session, new: Result) -> str:
     if trial is None or not new.source_hash:
         return ""
     _hold_source(session, new.device_name, new.source_hash)
+    for tied in _tied_trials(session, new):
+        if tied.source_hash and (failed := known_bad(session, str(new.device_name), tied.toolchain, tied.source_hash)):
+            _mark_tie(new, tied, failed)
     failed = known_bad(session, new.device_name, trial.toolchain, new.source_hash)
     if failed is None:
         return ""
@@ -90,8 +95,40 @@ def _hold_source(session: Session, device_name: str | None, source_hash: str) ->
 
 def _withdraw(one: Result, failed: Trial) -> None:
     one.withdrawn_at, one.withdrawn_by = utc_now(), failed.study_id
-    one.withdrawn_reason = f"{failed.outcome}: {failed.reason} (trial {failed.number} of study {failed.study_id})"
+    one.withdrawn_reason = _finding(failed)
     one.current = one.pinned = False
+
+
+def _finding(failed: Trial) -> str:
+    return f"{failed.outcome}: {failed.reason} (trial {failed.number} of study {failed.study_id})"
+
+
+def _mark_ties(session: Session, problem: Sequence[ColumnElement[bool]], failed: Trial) -> int:
+    """Say of the configs of this source that tied with other winners that they are bad; how many there were."""
+    marked = 0
+    for one in session.scalars(select(Result).where(*problem, Result.source_hash != failed.source_hash)):
+        for tied in _tied_trials(session, one):
+            if tied.source_hash == failed.source_hash:
+                marked += _mark_tie(one, tied, failed)
+    return marked
+
+
+def _tied_trials(session: Session, one: Result) -> list[Trial]:
+    """The trials that the noise did not tell from a result's own, where its study is here."""
+    numbers = [entry["trial"] for entry in one.tie_set if entry["trial"] != one.trial_number]
+    if one.study_id is None or not numbers:  # a result that was imported has its study elsewhere
+        return []
+    return list(session.scalars(select(Trial).where(Trial.study_id == one.study_id, Trial.number.in_(numbers))))
+
+
+def _mark_tie(one: Result, tied: Trial, failed: Trial) -> bool:
+    """Note with a tied config what was found; whether that is news. It stays in the list, which tells of a final."""
+    marks = {"withdrawn_reason": _finding(failed)}
+    new = [entry | marks if entry["trial"] == tied.number else entry for entry in one.tie_set]
+    is_news = any("withdrawn_reason" not in entry for entry in one.tie_set if entry["trial"] == tied.number)
+    if is_news:
+        one.tie_set = new
+    return is_news
 
 
 def _let_newest_answer(session: Session, withdrawn: Result) -> None:

@@ -144,3 +144,29 @@ def test_known_bad_source_that_is_published_is_withdrawn_too(database: Database)
     with database.write() as session:
         publish(session, source_hash="bad")
         assert len(fail(session, study_on_h200(session), outcome="KNOWN_BAD", reason="failed before")) == 1
+
+
+@pytest.mark.parametrize("found_before", [False, True])
+def test_a_tied_config_that_is_found_to_be_bad_is_marked_in_the_answer(database: Database, found_before: bool) -> None:
+    """It tied in the final, and another study finds out: before that final's result is stored, or after."""
+    with database.write() as session:
+        tuned = only_study(session, post_job(session, "t"))
+        for number, source in enumerate(("good", "bad", "other")):
+            report(session, tuned, number, source_hash=source)
+        ties = [{"trial": number, "config": {"pipe_depth": number}, "median_us": 9.0} for number in range(3)]
+        finder = study_on_h200(session)
+        if found_before:
+            fail(session, finder)
+        new = queries.add_result(session, new_result(study_id=tuned, trial_number=0, source_hash="good", tie_set=ties))
+        assert queries.withdraw_known_bad(session, new) == ""
+        queries.publish_result(session, new.id)
+        if not found_before:
+            assert not fail(session, finder)
+        assert new.withdrawn_at is None
+        assert best(session, device_name="NVIDIA H200") is new
+        session.flush()
+        session.expire_all()
+        first, marked, last = new.tie_set
+    assert (first, last) == (ties[0], ties[2])
+    assert marked.pop("withdrawn_reason") == f"WRONG_RESULT: 1 element is wrong (trial 0 of study {finder})"
+    assert marked == ties[1]
