@@ -88,7 +88,8 @@ class BestView(BaseModel):
     median_us: float | None
     """A measured median, or the model's estimate where `evidence` says `modeled`."""
     tie_set: list[Any]
-    """Configs that the measurement cannot tell from this one; `withdrawn_reason` where one was found to be bad later."""
+    """Configs that the measurement cannot tell from this one, with a `withdrawn_reason` where one was found to be bad
+    later."""
     ratio: Json
     """Baseline time over ours, by baseline: above 1 we are faster."""
     verdict: str
