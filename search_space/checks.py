@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil
 
 from kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
@@ -201,7 +201,7 @@ def _swapped(config: GemmConfig) -> bool:
     return isinstance(config, Sm90GemmConfig | Sm100GemmConfig) and config.swap_ab
 
 
-@cache
+@lru_cache(maxsize=256)
 def _narrowest(arch: str, extent: int) -> int:
     """Smallest blk_n of the space that holds this extent of an operand on the narrow side, or the extent itself."""
     return min((int(width) for width in choices(arch)["blk_n"] if int(width) >= extent), default=extent)

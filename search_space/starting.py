@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, log2
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 STARTING_CONFIGS = 14
 MEASURED_CONFIGS = 6  # at most, so that the model has a say as well
 LEAST_COPYING_DEPTH = 3  # one stage under way while one is moved and one multiplied
+PICKS_KEPT = 64  # lists of picks: ranking all tiles takes half a second, and studies of one problem follow one another
 PICKS_PER_TILE = 2  # of the model's, so that its picks differ in more than the cluster
 
 # The three last steps of the ladder, and the same steps on Hopper: one consumer with a double buffer, a cluster of two
@@ -238,6 +240,7 @@ def neighbour_configs(
     return tuple(found.values())[:count]
 
 
+@lru_cache(maxsize=PICKS_KEPT)
 def model_picks(problem: GemmProblem, profile: DeviceProfile, count: int) -> tuple[GemmConfig, ...]:
     """At most `count` configs that the model expects to be fastest, at most two of one CTA tile."""
     picks: dict[str, GemmConfig] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from kernels.problem import GemmProblem
 
 PLAIN_RASTER, PLAIN_GROUP = "m", 1
+# A problem has about 130 grids of tiles, each with 24 orders. Those of the studies at work are kept, not those of every
+# problem that a process ever saw: kept for good they took 1.5 MB a problem.
+GRIDS_KEPT = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,13 +99,18 @@ def loaded_rows(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
     return a_rows, config.cta_cols if shared == "B" else min(config.cta_cols, problem.n)
 
 
+@cache
+def _group_sizes(arch: str) -> tuple[int, ...]:
+    return tuple(sorted(int(size) for size in choices(arch)["l2_group_size"]))
+
+
 def _covering(arch: str, lines: int) -> int | None:
     """The smallest group size of the space that holds this many lines of tiles."""
-    sizes = sorted(int(size) for size in choices(arch)["l2_group_size"])
-    return next((size for size in sizes if size >= lines), None)
+    sizes = _group_sizes(arch)
+    at = bisect_left(sizes, lines)
+    return sizes[at] if at < len(sizes) else None
 
 
-@cache
 def plain_order(arch: str, tiles_m: int, tiles_n: int, raster: str, group: int) -> tuple[str, int]:
     """The plainest (raster, l2_group_size) of the space that walks a grid of tiles in the same order.
 
@@ -124,12 +133,12 @@ def plain_order(arch: str, tiles_m: int, tiles_n: int, raster: str, group: int) 
 
 
 @cache
+def _all_orders(arch: str) -> tuple[tuple[str, int], ...]:
+    values = choices(arch)
+    return tuple((str(raster), int(group)) for group in values["l2_group_size"] for raster in values["raster"])
+
+
+@lru_cache(maxsize=GRIDS_KEPT)
 def plain_orders(arch: str, tiles_m: int, tiles_n: int) -> tuple[tuple[str, int], ...]:
     """Every distinct (raster, l2_group_size) of the space for this grid of tiles, in the order of the choices."""
-    values = choices(arch)
-    return tuple(
-        (str(raster), int(group))
-        for group in values["l2_group_size"]
-        for raster in values["raster"]
-        if plain_order(arch, tiles_m, tiles_n, str(raster), int(group)) == (raster, group)
-    )
+    return tuple(order for order in _all_orders(arch) if plain_order(arch, tiles_m, tiles_n, *order) == order)

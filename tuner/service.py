@@ -24,6 +24,7 @@ from db.errors import DatabaseError
 from kernels.artifacts import ArtifactError, ArtifactStore
 from search_space.request import Mode, RequestError, TuneRequest
 from search_space.samplers import unusable_reason
+from tuner.allocator import use_few_arenas
 from tuner.engine.base import EngineError, NoDevice
 from tuner.engines import Engines, engines_of
 from tuner.exporting import run_export
@@ -212,10 +213,10 @@ class _Service:
         if not self._studies:
             return
         with self.database.read() as session:
-            for thread in self._studies:
-                row = queries.study(session, thread.study.id)
-                if row is None or row.cancel_requested:
-                    thread.cancelled.set()
+            wanted = queries.wanted_studies(session, [thread.study.id for thread in self._studies])
+        for thread in self._studies:
+            if thread.study.id not in wanted:
+                thread.cancelled.set()
 
     def _claim(self) -> None:
         may_study, may_export = len(self._studies) < self._settings.studies, self._export is None
@@ -318,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"gemm-tuner: {error}", file=sys.stderr)
         return 2
+    use_few_arenas()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -87,6 +87,7 @@ from db.queries.studies import (
     running_studies,
     studies,
     study,
+    wanted_studies,
 )
 from db.queries.tokens import create_token, revoke_token, token_by_hash, token_hash, tokens
 from db.queries.trials import (
@@ -208,6 +209,7 @@ __all__ = [
     "trials_page",
     "tuned_m",
     "upsert_device",
+    "wanted_studies",
     "withdraw_known_bad",
     "withdraw_source",
     "withdrawn_by",

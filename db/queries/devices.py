@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from db.database import ANSWERS, hold, note_change
 from db.models import Device, DeviceState, Study, Trial, utc_now
@@ -83,16 +83,19 @@ def known_bad(session: Session, device_name: str, toolchain: str, source_hash: s
     A trial that lost its workers is no failure of its source.
     Called by the tuner before a candidate goes to the GPU: its `outcome` and `reason` go into the KNOWN_BAD trial.
     """
-    query = (
-        select(Trial)
-        .join(Study, Trial.study_id == Study.id)
-        .where(Trial.source_hash == source_hash, Trial.toolchain == toolchain)
-        .where(Trial.outcome.in_(REMEMBERED_OUTCOMES), Study.device_name == device_name)
-        .where(Trial.reason.not_like(LOST_WORKERS), ~Trial.reason.startswith(_FORGOTTEN))
-        .order_by(Trial.finished_at.desc(), Trial.study_id, Trial.number)
-        .limit(1)
-    )
-    return session.scalar(query)
+    return session.scalar(_KNOWN_BAD, {"source_hash": source_hash, "toolchain": toolchain, "device_name": device_name})
+
+
+# Built once: it is asked for each trial.
+_KNOWN_BAD = (
+    select(Trial)
+    .join(Study, Trial.study_id == Study.id)
+    .where(Trial.source_hash == bindparam("source_hash"), Trial.toolchain == bindparam("toolchain"))
+    .where(Trial.outcome.in_(REMEMBERED_OUTCOMES), Study.device_name == bindparam("device_name"))
+    .where(Trial.reason.not_like(LOST_WORKERS), ~Trial.reason.startswith(_FORGOTTEN))
+    .order_by(Trial.finished_at.desc(), Trial.study_id, Trial.number)
+    .limit(1)
+)
 
 
 def forget_failures(session: Session, study_id: str, number: int | None = None) -> list[int]:

@@ -96,12 +96,11 @@ def save_trial(
         finished_at=finished_at or utc_now(),
     )
     session.add(new)
-    session.flush()
-    if measurement is not None:
-        save_measurement(session, study_id, number, measurement, phase="trial")
     study.counts = {**study.counts, new.outcome: study.counts.get(new.outcome, 0) + 1}
     _update_best(study, new)
     session.flush()
+    if measurement is not None:
+        save_measurement(session, study_id, number, measurement, phase="trial")
     return new
 
 

@@ -45,8 +45,10 @@ def withdraw_source(session: Session, study_id: str, failed: Trial) -> Sequence[
     a winner that stays on a tie is published again with the same source, and what is wrong under one protocol is wrong
     under the other. Where one of them was the answer, the newest revision that is left answers. A pin ends.
     """
+    if not failed.source_hash or failed.outcome not in _BAD or failed.reason.startswith(_LOST):
+        return ()
     study = session.get(Study, study_id)
-    if study is None or not failed.source_hash or failed.outcome not in _BAD or failed.reason.startswith(_LOST):
+    if study is None:
         return ()
     _hold_source(session, study.device_name, failed.source_hash)
     names = ("m", "n", "k", "dtype", "layout", "arch", "device_name")

@@ -119,7 +119,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             cluster.start_head()
             for index in range(2):
                 cluster.start_node(f"n{index}", devices=("NVIDIA H200",) * 4, compiles=8)
-            cluster.wait_for(3)
+            with cluster.mending():  # as `gemm-tuner node` does: on a busy machine Ray may give up on a start
+                cluster.wait_for(3)
             began_s = time.monotonic()
             fleet.start("tuner")
             rows = list(watched(database, fleet, options.studies, options.max_seconds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from search_space.askable import AskableConfigs, askable_configs
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from kernels.devices import DeviceProfile
     from kernels.problem import GemmProblem
     from search_space.features import Features
+
+# Listing a space takes a second of a core and 2 MB, and several studies of one problem come one after another.
+SPACES_KEPT = 16
+listed_configs = lru_cache(maxsize=SPACES_KEPT)(askable_configs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +51,7 @@ class SearchedSpace:
         return cls(
             arch=profile.arch.name,
             choices=choices(profile.arch),
-            configs=askable_configs(problem, profile),
+            configs=listed_configs(problem, profile),
             rejection=lambda config: rejection(problem, config, profile),
             features=lambda config: features(problem, config, profile),
             picks=lambda count: model_picks(problem, profile, count),
