@@ -13,7 +13,7 @@ COMPILE = $(BIN)/python -m uv pip compile pyproject.toml --quiet --universal --p
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu setup-verify setup-ray host demo test test-postgres test-browser test-ray docs docs-generated \
 	pages-speed lint format pytest serve test-gpu verify-full verify-compile b200 h200 soak-faults soak-kills soak-cost \
-	soak-load soak-ray fuzz-api fuzz-bundle \
+	soak-load soak-ray soak-memory fuzz-api fuzz-bundle \
 	requirements clean
 
 help:  ## list the targets
@@ -101,6 +101,10 @@ test-ray: setup-ray  ## the ray engine on a real cluster of 3 nodes on this mach
 
 soak-ray: setup-ray  ## 60 studies on a real cluster whose nodes and tuners are killed
 	$(BIN)/python -m tests.soak.ray_kills --studies 60 --trials 50 --out results/soak/ray_kills.json
+
+soak-memory: setup-ray  ## the memory of a tuner over 200,000 trials in 4,000 studies on a real cluster; hours
+	$(BIN)/python -m tests.soak.ray_memory --studies 4000 --trials 50 --max-seconds 14400 \
+		--out results/soak/ray_memory.json
 
 test-gpu: setup-gpu  ## tests that need a GPU
 	$(PYTEST) -m gpu
