@@ -1,4 +1,8 @@
-"""Files named by the sha256 of their bytes, complete or absent: written beside their place and renamed."""
+"""Files named by the sha256 of their bytes, complete or absent: written beside their place and renamed.
+
+Names of single files are strings here. A `Path` interns each part of its name, and Python 3.12 keeps interned strings
+for good: two names a module were 0.3 MiB for every 1,000 trials of a tuner.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,9 +26,12 @@ class ArtifactStore:
 
     def path(self, sha256: str) -> Path:
         """Where an artifact with this hash lies, existing or not. Raises ArtifactError for a malformed hash."""
+        return Path(self._name(sha256))
+
+    def _name(self, sha256: str) -> str:
         if re.fullmatch(r"[0-9a-f]{64}", sha256) is None:
             raise ArtifactError(f"{sha256!r} is not a sha256 in hexadecimal")
-        return self.root / sha256[:2] / f"{sha256}.so"  # tvm_ffi chooses its loader by the suffix
+        return f"{self.root}/{sha256[:2]}/{sha256}.so"  # tvm_ffi chooses its loader by the suffix
 
     def put(self, data: bytes) -> str:
         """Store bytes and return their sha256. Raises ArtifactError when the disk refuses them (full, read-only).
@@ -32,11 +40,11 @@ class ArtifactStore:
         finds that by its hash, and builds a candidate again; what must outlive that too is kept with `keep`.
         """
         sha256 = hashlib.sha256(data).hexdigest()
-        target = self.path(sha256)
+        target = self._name(sha256)
         try:
             if _holds(target, data):
                 return sha256
-            target.parent.mkdir(parents=True, exist_ok=True)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
             write_atomically(target, data, flush=False)
         except OSError as error:
             raise ArtifactError(f"cannot store artifact {sha256[:12]} under {self.root}: {error.strerror}") from error
@@ -66,7 +74,7 @@ class ArtifactStore:
     def read(self, sha256: str) -> bytes:
         """The stored bytes. Raises ArtifactError when they are missing or no longer have this hash."""
         try:
-            data = self.path(sha256).read_bytes()
+            data = _read(self._name(sha256))
         except OSError as error:
             raise ArtifactError(f"artifact {sha256[:12]} is not in {self.root}: {error.strerror}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
@@ -75,29 +83,35 @@ class ArtifactStore:
 
     def delete(self, sha256: str) -> None:
         """Remove an artifact; one that is already gone is no error."""
-        self.path(sha256).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._name(sha256))
 
 
-def _holds(target: Path, data: bytes) -> bool:
+def _read(name: str) -> bytes:
+    with open(name, "rb") as file:
+        return file.read()
+
+
+def _holds(target: str, data: bytes) -> bool:
     """Whether the file is there and whole: one that was cut short is written anew. Raises OSError."""
     try:
-        return target.stat().st_size == len(data) and target.read_bytes() == data
+        return os.stat(target).st_size == len(data) and _read(target) == data
     except FileNotFoundError:
         return False
 
 
-def write_atomically(target: Path, data: bytes, *, flush: bool = True) -> None:
+def write_atomically(target: str | Path, data: bytes, *, flush: bool = True) -> None:
     """Write to a temporary name in the same folder, flush to disk, rename. Leaves nothing behind on failure."""
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".tmp-")
-    temporary = Path(name)
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(target) or ".", prefix=".tmp-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             if flush:
                 os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise

@@ -65,7 +65,7 @@ def test_disk_that_fills_up_leaves_no_file_behind(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kernels.artifacts.Path.replace", full)
+    monkeypatch.setattr("kernels.artifacts.os.replace", full)
     with pytest.raises(ArtifactError, match="No space left on device"):
         ArtifactStore(tmp_path).put(b"kernel")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

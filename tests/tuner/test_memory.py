@@ -18,12 +18,14 @@ from sqlalchemy import func, select
 
 from db.database import Database
 from db.models import Study
+from kernels.artifacts import ArtifactStore
 from search_space.checks import _narrowest
 from search_space.starting import PICKS_KEPT, model_picks
 from search_space.walk import GRIDS_KEPT, plain_order, plain_orders
 from tests.tuner.ray_in_process import InProcess, InProcessEngines
-from tests.tuner.support import instant_service, request
+from tests.tuner.support import PROFILE, instant_service, request
 from tests.tuner.test_service import submit
+from tuner.engine.ray.engine import RayCluster
 from tuner.search.searched import SPACES_KEPT, listed_configs
 from tuner.service import run_service
 
@@ -118,6 +120,33 @@ def test_what_is_known_of_grids_of_tiles_does_not_grow_with_the_problems() -> No
 def test_what_is_kept_by_problem_has_a_bound(kept: object, most: int) -> None:
     """A tuner sees thousands of problems: the longest unused ones go."""
     assert kept.cache_info().maxsize == most  # type: ignore[attr-defined]
+
+
+def test_names_of_modules_are_not_kept(tmp_path: Path) -> None:
+    """A `Path` interns its parts, and Python 3.12 keeps those for good: one name or two for every module ever built."""
+    store = ArtifactStore(tmp_path)
+
+    def use(modules: range) -> None:
+        for number in modules:
+            sha256 = store.put(b"module %d" % number)
+            assert store.holds(sha256)
+            store.delete(sha256)
+
+    use(range(300))
+    before = sys.getallocatedblocks()
+    use(range(300, 700))
+    assert sys.getallocatedblocks() - before < 300
+
+
+def test_jobs_of_the_ray_engine_hold_no_path_of_a_module(tmp_path: Path) -> None:
+    """Pickled, it would be kept in the tuner and in the bridge; a node puts in its own."""
+    nodes = InProcess(tmp_path)
+    cluster = RayCluster(nodes, ArtifactStore(tmp_path))
+    try:
+        engine = cluster.compiling(PROFILE)
+        assert engine.module_path("0" * 64) == engine.module_path("1" * 64)
+    finally:
+        cluster.close()
 
 
 _ARENAS = """

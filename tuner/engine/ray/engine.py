@@ -174,8 +174,11 @@ class RayEngine:
         return self._on_gpu("certify", job)
 
     def module_path(self, sha256: str) -> Path:
-        """See Engine."""
-        return self._cluster.artifacts.path(sha256)
+        """See Engine. The folder alone: a job names its modules by hash, and a node puts its own paths in.
+
+        A path of each module would stay in memory for good, here and in the bridge (see `kernels.artifacts`).
+        """
+        return self._cluster.artifacts.root
 
     def has_module(self, sha256: str) -> bool:
         """See Engine."""
