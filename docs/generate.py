@@ -6,144 +6,23 @@ A test compares what this writes with the files in docs/reference.
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.__main__ import parser as api_parser
 from api.app import create_app
 from api.settings import ApiSettings
 from db.models import Base
+from docs.knobs import knobs
+from docs.markdown import NOTE, cell, code, field_lines, table
 from kernels.anatomy import anatomy_of
-from kernels.config import CONFIG_CLASSES, GemmConfig
-from kernels.errors import ConfigError
-from kernels.rules import RULES
-from search_space.space import choices
-from search_space.starting import PRESETS, preset
+from search_space.starting import preset
 from tuner.cli.parser import build_parser, commands_of
 from tuner.settings import VARIABLES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 REFERENCE = Path(__file__).parent / "reference"
-NOTE = "<!-- Written by `make docs-generated`; edit docs/generate.py instead. -->"
-SEED = 0
-DRAWS = 5_000
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return [*lines, *(f"| {' | '.join(_cell(value) for value in row)} |" for row in rows)]
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else str(value)
-    return " ".join(text.replace("|", "\\|").split())
-
-
-def code(text: object) -> str:
-    """Text as code; nothing where there is none."""
-    return f"`{text}`" if text not in (None, "") else ""
-
-
-# ---------------------------------------------------------------------- knobs
-
-
-def knobs() -> str:
-    """Every knob: what it means, its default and choices, and the rules that bind it."""
-    lines = [
-        "# Knobs",
-        NOTE,
-        "",
-        "A config is one value for each knob of its architecture. *Choices* are what a study draws from; a rule may",
-        "allow more, and `gemm-tuner explain CONFIG` says which rule an illegal config breaks. What each knob was",
-        "measured to do stands in [the template](../explanation/template.md).",
-        "",
-    ]
-    for arch in CONFIG_CLASSES:
-        default = CONFIG_CLASSES[arch]()
-        drawn = choices(arch)
-        meaning = _field_lines(CONFIG_CLASSES[arch])
-        rows = [
-            (code(name), meaning.get(name, ""), code(getattr(default, name)), _ranges(drawn.get(name, ())))
-            for name in CONFIG_CLASSES[arch].knobs()
-        ]
-        lines += [f"## {arch}", "", *table(("knob", "meaning", "default", "choices"), rows), ""]
-        lines += [f"### Laws of {arch}", "", "Each with a case that it refuses, in the words of the rule.", ""]
-        lines += [*table(("knobs", "refused"), _laws(arch)), ""]
-    lines += ["## Presets", "", *table(("name", "config"), [(code(name), _preset(name)) for name in PRESETS]), ""]
-    return "\n".join(lines)
-
-
-def _preset(name: str) -> str:
-    config = preset(name)
-    return f"{config.arch.name}: " + ", ".join(f"{knob} {value}" for knob, value in config.to_dict().items())
-
-
-def _field_lines(config_class: type[GemmConfig]) -> dict[str, str]:
-    """`name: meaning` lines of the class docstrings, base class first."""
-    found: dict[str, str] = {}
-    for one in reversed(config_class.__mro__):
-        text = re.sub(r"\n {8}\s*", " ", one.__doc__ or "")
-        for line in text.splitlines():
-            if match := re.match(r"\s*([a-z_0-9]+(?:, [a-z_0-9]+)*): (.+)", line):
-                found |= dict.fromkeys(match[1].split(", "), match[2])
-    return found
-
-
-def _ranges(values: Sequence[Any]) -> str:
-    """`2 to 16` for 2, 3, ... 16; steps are named."""
-    if len(values) < 4 or not all(isinstance(value, int) for value in values):
-        return ", ".join(map(str, values)) or "one value"
-    parts, start = [], 0
-    while start < len(values):
-        end = start + 1
-        step = values[end] - values[start] if end < len(values) else 0
-        while end + 1 < len(values) and values[end + 1] - values[end] == step:
-            end += 1
-        if end - start < 3:
-            parts.append(str(values[start]))
-            start += 1
-            continue
-        parts.append(f"{values[start]} to {values[end]}" + (f" in steps of {step}" if step > 1 else ""))
-        start = end + 1
-    return ", ".join(parts)
-
-
-def _laws(arch: str) -> list[tuple[str, str]]:
-    """One refusal of each rule, found by trying configs near the legal ones; the search is the same each time."""
-    rng, found = random.Random(SEED), dict[int, str]()
-    values = {name: _widened(choices(arch).get(name, (getattr(CONFIG_CLASSES[arch](), name),))) for name in
-              CONFIG_CLASSES[arch].knobs()}  # fmt: skip
-    for _ in range(DRAWS):
-        try:
-            config = CONFIG_CLASSES[arch](**{name: rng.choice(some) for name, some in values.items()})
-        except ConfigError:
-            continue
-        # In the order of the rules: a later one may count on those before it.
-        broken = next(((place, reason) for place, rule in enumerate(RULES[arch]) if (reason := rule(config))), None)
-        if broken:
-            found.setdefault(*broken)
-        if len(found) == len(RULES[arch]):
-            break
-    return [(", ".join(map(code, _named(arch, found[place]))), found[place]) for place in sorted(found)]
-
-
-def _widened(values: Sequence[Any]) -> list[Any]:
-    """The choices, and for numbers a little beyond them."""
-    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-    return [*values, max(numbers) + 1, max(numbers) * 2, min(numbers) + 1] if numbers else list(values)
-
-
-def _named(arch: str, reason: str) -> list[str]:
-    words = set(re.findall(r"[a-z_0-9]+", reason))
-    shared = {"pipe_depth", "blk_m", "blk_n", "blk_k", "num_consumers", "epi_n", "epi_stages"}
-    named = [name for name in CONFIG_CLASSES[arch].knobs() if name in words]
-    return named or [name for name in CONFIG_CLASSES[arch].knobs() if name in shared]
 
 
 # ---------------------------------------------------------------------- barriers
@@ -241,7 +120,7 @@ def _fields(name: str, document: dict[str, Any], seen: set[str]) -> list[str]:
         (code(field), _type(one), _yes(field in required), _default(one), one.get("description"))
         for field, one in schema["properties"].items()
     ]
-    lines = [f"Body `{name}`: {_cell(schema.get('description', ''))}", ""]
+    lines = [f"Body `{name}`: {cell(schema.get('description', ''))}", ""]
     lines += [*table(("field", "type", "required", "default", "meaning"), rows), ""]
     for below in dict.fromkeys(re.findall(r"#/components/schemas/(\w+)", str(schema["properties"]))):
         lines += _fields(below, document, seen)
@@ -344,7 +223,7 @@ def database() -> str:
         "",
     ]
     for mapper in sorted(Base.registry.mappers, key=lambda mapper: mapper.local_table.name):
-        meaning = _field_lines(mapper.class_)
+        meaning = field_lines(mapper.class_)
         first = (mapper.class_.__doc__ or "").strip().splitlines()[0]
         rows = [
             (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictures.svg import FAINT, GRID, INK, LogScale, Picture
+from pictures import searches
 from search_space.features import features
 from search_space.starting import Tuned
 from tuner import landscape
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from pictures.svg import Picture
     from tuner.landscape import Landscape
 
     Json = dict[str, Any]
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 BUDGETS = (8, 16, 48)
 RESAMPLES = 1000  # of the bootstrap
-COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#334155", "#a16207")
+PICTURES = {"candidates": searches.by_candidates, "seconds": searches.by_seconds, "budgets": searches.at_budgets}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,80 +264,5 @@ def random_facts(landscapes: Sequence[Landscape], budgets: Sequence[int], trials
 
 
 def plots(content: Json) -> dict[str, Picture]:
-    """Pictures by file name: best so far against candidates, and against simulated seconds."""
-    return {
-        "candidates.svg": _curves(content, "after so many measured candidates", by_wall=False),
-        "seconds.svg": _curves(content, "after so many simulated seconds", by_wall=True),
-        "budgets.svg": _bars(content),
-    }
-
-
-LEFT, TOP, WIDTH, HEIGHT, LEGEND = 60, 40, 560, 320, 260
-LOWEST_SHARE = 0.6
-
-
-def _curves(content: Json, what: str, *, by_wall: bool) -> Picture:
-    synthetic = any(one["synthetic"] for one in content["landscapes"])
-    note = ", made-up landscapes" if synthetic else ""
-    title = (
-        f"Median share of the optimum {what}: {len(content['landscapes'])} landscapes, {content['seeds']} seeds{note}"
-    )
-    picture = Picture(width=LEFT + WIDTH + LEGEND, height=TOP + HEIGHT + 50, title=title)
-    picture.text(LEFT, 22, title, size=13)
-    lines = [
-        (one["name"], one["median_wall_s"] if by_wall else None, one["median_share"]) for one in content["strategies"]
-    ]
-    if not by_wall:
-        lines.append(("random, expected mean", None, content["random"]["mean_share"]))
-    ends = [xs[-1] if xs else len(ys) for _, xs, ys in lines]
-    scale = LogScale(low=1.0, high=max(2.0, *ends), start=LEFT, length=WIDTH)
-    _frame(picture, scale)
-    for number, (name, xs, ys) in enumerate(lines):
-        colour = COLOURS[number % len(COLOURS)]
-        places = xs or range(1, len(ys) + 1)
-        picture.steps([(scale.at(x), _height(y)) for x, y in zip(places, ys, strict=True)], colour, width=1)
-        y = TOP + 14 + 18 * number
-        picture.line(LEFT + WIDTH + 14, y - 4, LEFT + WIDTH + 34, y - 4, colour)
-        picture.text(LEFT + WIDTH + 40, y, name)
-    return picture
-
-
-def _height(share: float) -> float:
-    return TOP + HEIGHT * (1 - (max(LOWEST_SHARE, share) - LOWEST_SHARE) / (1 - LOWEST_SHARE))
-
-
-def _frame(picture: Picture, scale: LogScale) -> None:
-    for percent in range(int(100 * LOWEST_SHARE), 101, 5):
-        y = _height(percent / 100)
-        picture.line(LEFT, y, LEFT + WIDTH, y, GRID)
-        picture.text(LEFT - 8, y + 4, f"{percent} %", anchor="end", fill=FAINT)
-    marks = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-    for mark in (one for one in marks if one <= scale.high):
-        x = scale.at(mark)
-        picture.line(x, TOP, x, TOP + HEIGHT, GRID)
-        picture.text(x, TOP + HEIGHT + 18, str(mark), anchor="middle", fill=FAINT)
-    picture.line(LEFT, TOP + HEIGHT, LEFT + WIDTH, TOP + HEIGHT, INK)
-
-
-def _bars(content: Json) -> Picture:
-    """Median share at each budget, with its interval, one group of bars a strategy."""
-    row, bar = 22, 200
-    budgets, strategies = content["budgets"], content["strategies"]
-    title = "Median share of the optimum, and its 95 % interval, at " + ", ".join(map(str, budgets)) + " candidates"
-    picture = Picture(width=LEGEND + (bar + 40) * len(budgets), height=TOP + row * len(strategies) + 30, title=title)
-    picture.text(10, 22, title, size=13)
-    for line, one in enumerate(strategies):
-        y = TOP + row * line
-        picture.text(10, y + 14, one["name"])
-        for column, budget in enumerate(budgets):
-            found = one["at"][str(budget)]["median"]
-            x = LEGEND + (bar + 40) * column
-
-            def place(share: float, start: float = x) -> float:
-                return start + bar * (max(LOWEST_SHARE, share) - LOWEST_SHARE) / (1 - LOWEST_SHARE)
-
-            tip = f"{found['value']:.4f} ({found['low']:.4f} to {found['high']:.4f})"
-            picture.rect(x, y + 3, place(found["value"]) - x, row - 8, COLOURS[column], tip=tip)
-            picture.line(place(found["low"]), y + row / 2, place(found["high"]), y + row / 2, INK)
-            picture.text(place(found["value"]) + 4, y + 14, f"{found['value']:.3f}", size=10, fill=FAINT)
-    return picture
+    """Pictures by file name: against candidates, against simulated seconds, and at a few budgets."""
+    return {f"{name}.svg": draw(content) for name, draw in PICTURES.items()}

@@ -28,6 +28,7 @@ from db.models import DeviceState
 from db.queries import NewStudy
 from kernels.arch import ARCHES
 from search_space.request import PROTOCOL_KINDS, Effort, Mode
+from search_space.samplers import DEFAULT_SAMPLER, SAMPLERS
 
 router = APIRouter(prefix="/submit", route_class=PageRoute)
 
@@ -40,6 +41,7 @@ DEFAULTS = {
     "trials": "",
     "wall_s": "",
     "protocol": PROTOCOL_KINDS[0],
+    "sampler": DEFAULT_SAMPLER,
     "seed": "0",
     "priority": "0",
     "force": "",
@@ -129,7 +131,8 @@ def _form_page(db: Database, fields: dict[str, str], problems: list[str] | None 
             Mode.MEASURE.value: "measure on a GPU",
             Mode.MODEL.value: "compile and estimate, without a GPU",
         },
-        protocols=PROTOCOL_KINDS,
+        samplers=SAMPLERS,
+        usual_sampler=DEFAULT_SAMPLER,
     )
 
 
@@ -185,6 +188,7 @@ def _body(fields: Mapping[str, str]) -> dict[str, Any]:
         "effort": fields["effort"],
         "budget": {"trials": _optional(fields["trials"], "trials"), "wall_s": _seconds(fields["wall_s"])},
         "protocol": {"kind": fields["protocol"]},
+        "sampler": fields["sampler"],
         "seed": _whole(fields["seed"], "seed"),
         "priority": _whole(fields["priority"], "priority"),
         "force": fields["force"] == "on",

@@ -113,6 +113,7 @@ def test_wrong_form_says_so_and_moves_the_focus(tab: Visit) -> None:
     page = tab.page
     page.goto("/submit")
     page.fill("#shapes", "8x8x9")
+    page.select_option("#target", "arch:sm_100a")
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_selector("#problems")
     assert page.evaluate("document.activeElement.id") == "problems"
@@ -132,6 +133,8 @@ def test_results_are_browsed_by_keyboard(tab: Visit, site: Site) -> None:
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     page.get_by_role("link", name="Shape map").press("Enter")
+    page.select_option("#device", "NVIDIA H200")
+    page.get_by_role("button", name="Show", exact=True).press("Enter")
     page.get_by_role("link", name=re.compile("^8457x35x2560 bf16")).press("Enter")
     page.wait_for_url("**/results/*")
     assert "faster than cublaslt_best" in page.inner_text("main")

@@ -43,6 +43,34 @@ def test_replay_writes_document_and_pictures(folder: Path, tmp_path: Path, capsy
     assert {path.name for path in plots.iterdir()} == {"candidates.svg", "seconds.svg", "budgets.svg"}
 
 
+def test_recorded_replay_is_printed_and_drawn_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its file alone; each picture is the one that the replay itself drew."""
+    target, plots, again = tmp_path / "replay.json", tmp_path / "plots", tmp_path / "again.svg"
+    command = ["replay", "--dir", str(folder), "--strategy", "random", "--seeds", "2", "--trials", "10"]
+    assert main([*command, "--processes", "1", "--json", "-o", str(target), "--plots", str(plots)]) == 0
+    made = capsys.readouterr().out
+    for name in ("candidates", "seconds", "budgets"):
+        assert main(["replay", "--from", str(target), "--json", "--picture", name, "--svg", str(again)]) == 0
+        assert json.loads(capsys.readouterr().out) == json.loads(made)
+        assert again.read_bytes() == (plots / f"{name}.svg").read_bytes()
+
+
+def test_recorded_table_has_bars_and_no_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a file that is neither is refused with what writes one."""
+    table, target = str(ROOT / "results" / "replay" / "table.json"), tmp_path / "out.svg"
+    assert main(["replay", "--from", table, "--picture", "budgets", "--svg", str(target)]) == 0
+    assert "Kernel Tuner, genetic_algorithm, 3 seeds" in target.read_text()
+    target.unlink()
+    assert main(["replay", "--from", table, "--svg", str(target)]) == 2
+    assert "a table holds no curves" in capsys.readouterr().err
+    assert not target.exists()
+    for name in ("nowhere.json", str(ROOT / "results" / "h200" / "dev.json"), str(ROOT / "README.md")):
+        assert main(["replay", "--from", name]) == 2
+        assert name in capsys.readouterr().err
+
+
 def test_export_gives_other_tuners_every_config(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -344,6 +344,16 @@ def _search_commands(commands: Any) -> None:
     replay.add_argument("-o", "--output", metavar="FILE", help="write the JSON document here too")
     replay.add_argument("--plots", metavar="DIR", help="write pictures (SVG)")
     replay.add_argument(
+        "--from", dest="recorded", metavar="FILE", help="run nothing: print what -o or --table wrote before"
+    )
+    replay.add_argument("--svg", metavar="FILE", help="draw one picture")
+    replay.add_argument(
+        "--picture",
+        choices=("candidates", "seconds", "budgets"),
+        default="candidates",
+        help="which: best so far against candidates (default) or simulated seconds, or bars at a few budgets",
+    )
+    replay.add_argument(
         "--table",
         metavar="DIR",
         help="instead of strategies: every sampler with every source, and the anchors, as Markdown; what was made is "

@@ -19,59 +19,95 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+REPLAY_KIND, TABLE_KIND = "replay", "replay table"
+
 
 def replay(args: argparse.Namespace, settings: Settings) -> None:
-    """Replay and sum up. Raises UsageError for a strategy or a folder that cannot be used."""
+    """Replay and sum up, or print what was recorded; then draw.
+
+    Raises UsageError for a strategy, a folder or a file that cannot be used.
+    """
     from tuner.landscape import LandscapeError
     from tuner.replay import ReplayError
-    from tuner.replay_report import plots
-    from tuner.replay_report import replay as replay_all
 
     output = Output(as_json=args.json)
-    if args.table:
-        _table(args, settings, output)
-        return
     try:
-        plan = _plan(args)
-        content = replay_all(plan, processes=args.processes or settings.tuner.compile_processes, say=warn)
-    except (LandscapeError, ReplayError) as error:
-        raise UsageError(str(error)) from error
-    content = {"command": shlex.join(["gemm-tuner", *sys.argv[1:]]), **content}
-    output.document(content)
-    _print(output, content)
-    try:
+        if args.recorded:
+            content = _recorded(Path(args.recorded))
+        elif args.table:
+            content = _table(args, settings)
+        else:
+            content = _replayed(args, settings)
+        # What took an hour is shown before anything can go wrong with a file.
+        _show(output, content)
         if args.output:
             Path(args.output).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        if args.plots:
-            for name, picture in plots(content).items():
-                picture.write(Path(args.plots) / name)
-            output.text(f"pictures: {args.plots}")
-    except OSError as error:
-        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-def _table(args: argparse.Namespace, settings: Settings, output: Output) -> None:
-    """Make what is missing of the whole table, and print it. Raises UsageError."""
-    from kernels.artifacts import write_atomically
-    from tuner.landscape import LandscapeError
-    from tuner.replay import ReplayError
-    from tuner.replay_table import TABLE, make_table, markdown
-
-    folder, processes = Path(args.table), args.processes or settings.tuner.compile_processes
-    try:
-        content = make_table(
-            _plan(args), folder, processes=processes, say=warn, only=args.only, slow_seeds=args.slow_seeds
-        )
-        content = {"command": shlex.join(["gemm-tuner", *sys.argv[1:]]), **content}
-        write_atomically(folder / TABLE, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+        _draw(args, content, output)
     except (LandscapeError, ReplayError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
-        raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}") from error
+        raise UsageError(f"cannot write {error.filename or args.table}: {error.strerror}") from error
+
+
+def _show(output: Output, content: Json) -> None:
     output.document(content)
+    if content["kind"] == REPLAY_KIND:
+        _print(output, content)
+        return
+    from tuner.replay_table import markdown
+
     output.text(markdown(content))
     for row, why in content["missing"].items():
         warn(f"left out: {row}: {why}")
+
+
+def _replayed(args: argparse.Namespace, settings: Settings) -> Json:
+    from tuner.replay_report import replay as replay_all
+
+    content = replay_all(_plan(args), processes=args.processes or settings.tuner.compile_processes, say=warn)
+    return {"command": shlex.join(["gemm-tuner", *sys.argv[1:]]), **content}
+
+
+def _table(args: argparse.Namespace, settings: Settings) -> Json:
+    """Make what is missing of the whole table."""
+    from kernels.artifacts import write_atomically
+    from tuner.replay_table import TABLE, make_table
+
+    folder, processes = Path(args.table), args.processes or settings.tuner.compile_processes
+    content = make_table(_plan(args), folder, processes=processes, say=warn, only=args.only, slow_seeds=args.slow_seeds)
+    content = {"command": shlex.join(["gemm-tuner", *sys.argv[1:]]), **content}
+    write_atomically(folder / TABLE, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    return content
+
+
+def _recorded(path: Path) -> Json:
+    try:
+        content: Json = json.loads(path.read_text(encoding="utf-8"))
+        kind = content["kind"]
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError):
+        kind = None
+    if kind not in (REPLAY_KIND, TABLE_KIND):
+        raise UsageError(
+            f"{path} is no recorded replay", hint="`gemm-tuner replay -o FILE` or `--table DIR` writes one"
+        )
+    return content
+
+
+def _draw(args: argparse.Namespace, content: Json, output: Output) -> None:
+    """The pictures that were asked for. Raises UsageError for curves of a table, which holds none."""
+    if not (args.svg or args.plots):
+        return
+    from tuner.replay_report import PICTURES, plots
+
+    if content["kind"] == TABLE_KIND and (args.plots or args.picture != "budgets"):
+        raise UsageError("a table holds no curves", hint="take --picture budgets --svg FILE, or a replay's own file")
+    if args.plots:
+        for name, picture in plots(content).items():
+            output.picture(picture, str(Path(args.plots) / name))
+    if args.svg:
+        output.picture(PICTURES[args.picture](content), args.svg)
 
 
 def _plan(args: argparse.Namespace) -> Plan:
