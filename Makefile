@@ -68,7 +68,9 @@ format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-pytest: setup  ## tests that need no GPU, PostgreSQL or browser
+# Where there is a Rust toolchain the checkers of sm_100a run too: their engine's first build takes minutes.
+CARGO := $(or $(wildcard $(HOME)/.cargo/bin/cargo),$(shell command -v cargo))
+pytest: setup $(if $(CARGO),setup-verify)  ## tests that need no GPU, PostgreSQL or browser
 	$(PYTEST) -m 'not gpu and not postgres and not browser'
 
 test-postgres: setup  ## the tests of store, API and tuner on a PostgreSQL server that they start

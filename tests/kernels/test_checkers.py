@@ -207,6 +207,7 @@ class TestWithTheEngine:
         [
             (ONE_CTA, Dtype.FP16),
             (LAUNCH_CONTROL, Dtype.BF16),
+            (LAUNCH_CONTROL, Dtype.FP16),
             (Sm100GemmConfig(cta_group=1, swap_ab=True, split_k=3, **SMALL), Dtype.FP16),
             (Sm100GemmConfig(pipe_depth=2, raster="n-serpentine", l2_group_size=1), Dtype.BF16),
             (
@@ -217,7 +218,7 @@ class TestWithTheEngine:
                 Dtype.FP16,
             ),
         ],
-        ids=["one_cta", "launch_control", "swapped_parts_of_k", "two_consumers", "two_accumulators"],
+        ids=["one_cta", "clc", "clc_fp16", "swapped_parts_of_k", "two_consumers", "two_accumulators"],
     )  # fmt: skip
     def test_the_template_is_clean_and_exact(self, config: Sm100GemmConfig, dtype: Dtype) -> None:
         """No finding, and every bit right."""
