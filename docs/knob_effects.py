@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kernels.config import Sm90GemmConfig
-from tuner.landscape import read_folder
+from tuner.replay_report import complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,8 +74,7 @@ class Alone:
 
 @cache
 def recorded(folder: Path = LANDSCAPES) -> tuple[Timed, ...]:
-    """The landscapes of which every config was tried. Raises LandscapeError for a folder without any landscape."""
-    complete = [one for one in read_folder(folder) if not one.missing]
+    """The landscapes of which every config was tried. Raises LandscapeError for a folder without any."""
     return tuple(
         Timed(
             problem=f"{one.problem.shape} {one.problem.dtype}",
@@ -83,7 +82,7 @@ def recorded(folder: Path = LANDSCAPES) -> tuple[Timed, ...]:
             arch=one.profile.arch.name,
             times_us={one.configs[index]: time_us for index, time_us in one.times_us.items()},
         )
-        for one in complete
+        for one in complete(folder)
     )
 
 

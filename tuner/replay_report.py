@@ -107,6 +107,12 @@ def samples_of(one: Landscape) -> Iterable[Sample]:
         yield Sample(features=described, time_us=time_us, group=f"{one.problem.key} {one.profile.name}")
 
 
+def winner_of(one: Landscape) -> Tuned:
+    """The fastest config of a landscape that holds a time."""
+    best = min(one.times_us, key=lambda index: one.times_us[index])
+    return Tuned(problem=one.problem, config=one.configs[best], device=one.profile.name)
+
+
 @lru_cache(maxsize=2)
 def arena_of(plan: Plan, name: str) -> Arena:
     """A landscape with what was learned from all others: nothing of its own shape, in whatever dtype."""
@@ -115,9 +121,7 @@ def arena_of(plan: Plan, name: str) -> Arena:
     known = [one for folder in folders for one in _landscapes(folder) if one.problem.shape != own.problem.shape]
     others = [one for one in known if one.times_us]
     tuned = {one.problem: one for one in plan.tuned if one.problem.shape != own.problem.shape}
-    for other in reversed(others):
-        best = min(other.times_us, key=lambda index: other.times_us[index])
-        tuned[other.problem] = Tuned(problem=other.problem, config=other.configs[best], device=other.profile.name)
+    tuned |= {other.problem: winner_of(other) for other in reversed(others)}
     return Arena(own, tuned=tuned.values(), learn=lambda: _learned(plan, own.problem.shape))
 
 

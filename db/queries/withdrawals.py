@@ -125,12 +125,12 @@ def _tied_trials(session: Session, one: Result) -> list[Trial]:
 
 def _mark_tie(one: Result, tied: Trial, failed: Trial) -> bool:
     """Note with a tied config what was found; whether that is news. It stays in the list, which tells of a final."""
+    entries = [entry for entry in one.tie_set if entry["trial"] == tied.number]
+    if all("withdrawn_reason" in entry for entry in entries):
+        return False
     marks = {"withdrawn_reason": _finding(failed)}
-    new = [entry | marks if entry["trial"] == tied.number else entry for entry in one.tie_set]
-    is_news = any("withdrawn_reason" not in entry for entry in one.tie_set if entry["trial"] == tied.number)
-    if is_news:
-        one.tie_set = new
-    return is_news
+    one.tie_set = [entry | marks if entry in entries else entry for entry in one.tie_set]
+    return True
 
 
 def _let_newest_answer(session: Session, withdrawn: Result) -> None:

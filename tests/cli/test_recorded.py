@@ -12,6 +12,7 @@ from db.database import Database
 from db.queries import NewResult
 from kernels.config import Sm90GemmConfig
 from search_space.request import Budget, TuneRequest
+from tests.soak.studies import new_study
 from tests.tuner.support import PROBLEM
 from tuner import recorded
 
@@ -30,7 +31,7 @@ def publish(home: Path, *, m: int = 64, ratio: float = 1.1) -> None:
     request = TuneRequest(problem=PROBLEM, arch="sm_90a", budget=Budget(trials=4), seed=m)
     ratios = {name: {"median": ratio, "low": ratio - 0.01, "high": ratio + 0.01} for name in ("torch", "cublaslt_best")}
     with Database.open(f"sqlite:///{home / 'gemm-tuner.db'}") as database, database.write() as session:
-        job = queries.create_job(session, request={}, mode="measure", studies=[_new_study(request)])
+        job = queries.create_job(session, request={}, mode="measure", studies=[new_study(request)])
         study = queries.studies_of_job(session, job.id)[0]
         stored = queries.add_result(
             session,
@@ -56,22 +57,6 @@ def publish(home: Path, *, m: int = 64, ratio: float = 1.1) -> None:
             ),
         )
         queries.publish_result(session, stored.id)
-
-
-def _new_study(request: TuneRequest) -> queries.NewStudy:
-    problem = request.problem
-    return queries.NewStudy(
-        study_key=request.study_key,
-        m=problem.m,
-        n=problem.n,
-        k=problem.k,
-        dtype=problem.dtype.value,
-        layout=problem.layout.value,
-        arch=request.arch,
-        device_name=None,
-        request=request.to_dict(),
-        seed=request.seed,
-    )
 
 
 def test_recorded_file_holds_each_published_result_with_its_environment(cli: Cli, home: Path, tmp_path: Path) -> None:

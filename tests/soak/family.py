@@ -16,11 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from search_space.starting import Tuned
 from tests.soak.on_gpu import say
 from tests.soak.report import hand_over
 from tuner.replay import Arena, ReplayOptions, Strategy, simulate
-from tuner.replay_report import complete, samples_of
+from tuner.replay_report import complete, samples_of, winner_of
 from tuner.search.cost_model import CostModel
 
 if TYPE_CHECKING:
@@ -49,14 +48,9 @@ def arena(own: Landscape, known: Sequence[Landscape]) -> Arena:
     """What a job on a landscape knows: times and winners of these."""
     return Arena(
         own,
-        tuned=[_winner(one) for one in known],
+        tuned=[winner_of(one) for one in known],
         learn=lambda: CostModel.train([sample for one in known for sample in samples_of(one)]),
     )
-
-
-def _winner(one: Landscape) -> Tuned:
-    best = min(one.times_us, key=lambda index: one.times_us[index])
-    return Tuned(problem=one.problem, config=one.configs[best], device=one.profile.name)
 
 
 def needed(course: Course, best_us: float) -> int | None:

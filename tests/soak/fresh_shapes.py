@@ -27,6 +27,7 @@ from search_space.request import EFFORT_BUDGETS, Effort
 from tests.soak.on_gpu import Json, say
 from tests.soak.report import write_json
 from tests.soak.two_gpus import serving
+from tuner.cli.landscape import problem_of
 from tuner.client import ClientError
 from tuner.gpu.inventory import list_gpus
 
@@ -113,12 +114,6 @@ def tuned(client: Client, names: Sequence[str], search: Json) -> Json:
     row["candidates_a_minute"] = round(candidates / seconds * 60, 1)
     say(json.dumps({name: value for name, value in row.items() if name != "studies"}))
     return row
-
-
-def problem_of(name: str) -> GemmProblem:
-    """MxNxK:DTYPE."""
-    shape, _, dtype = name.partition(":")
-    return GemmProblem.parse(shape, dtype=dtype or "bf16")
 
 
 def study_row(client: Client, study_id: str) -> Json:

@@ -15,7 +15,6 @@ they were, counted from the moment when all studies run until the first has noth
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import sys
@@ -33,7 +32,7 @@ import psutil
 from kernels.artifacts import ArtifactStore
 from tests.ray_cluster import LocalCluster
 from tests.soak.ray_kills import SHAPES, requests_of
-from tests.soak.report import hand_over
+from tests.soak.report import hand_over, host
 from tests.tuner.support import PROFILE
 from tuner.engine.fake import FakeEngine
 from tuner.engine.ray.engine import RayCluster
@@ -274,11 +273,7 @@ def main() -> int:
     report = {
         "schema": 1,
         "command": command_of(options),
-        "environment": {
-            "python": sys.version.split()[0],
-            "cores": psutil.cpu_count(),
-            "load_1min": round(os.getloadavg()[0], 1),
-        },
+        "environment": host(),
         **found,
     }
     hand_over(report, options.out)

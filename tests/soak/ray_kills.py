@@ -23,15 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from db import queries
 from db.database import Database
 from kernels.problem import GemmProblem
 from search_space.request import Budget, TuneRequest
 from tests.postgres import running as postgres_running
 from tests.ray_cluster import LocalCluster
-from tests.soak.report import hand_over
+from tests.soak.report import hand_over, host
 from tests.soak.studies import study_of
 from tests.tuner.support import PROFILE
 from tuner.engine.fake import FakeEngine
@@ -276,13 +274,7 @@ def _report(options: argparse.Namespace, watcher: Watcher, killer: Killer, done:
         "command": f"python -m tests.soak.ray_kills --studies {options.studies} --trials {options.trials}"
         f" --samplers {options.samplers} --node-every-s {options.node_every_s:g}"
         f" --tuner-every-s {options.tuner_every_s:g} --scale {options.scale:g}",
-        "environment": {
-            "python": sys.version.split()[0],
-            "cores": psutil.cpu_count(),
-            "load_1min": round(os.getloadavg()[0], 1),
-            "engine": "ray, invented devices",
-            "database": "postgresql",
-        },
+        "environment": {**host(), "engine": "ray, invented devices", "database": "postgresql"},
         "nodes": NODES,
         "tuners": TUNERS,
         "studies": options.studies,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -29,18 +28,18 @@ from db.database import Database
 from kernels.problem import GemmProblem
 from search_space.request import Budget, TuneRequest
 from tests.ray_cluster import LocalCluster
+from tests.soak.ray_cost import SHAPES_USED, rss_mib
 from tests.soak.ray_kills import SHAPES, Fleet
-from tests.soak.report import hand_over
+from tests.soak.report import hand_over, host
+from tests.soak.studies import new_study
 from tests.tuner.support import PROFILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MIB = 2**20
 LOOKS = 40
 MOST_GROWTH = 0.03  # of the mean of the second quarter: what an allocator does by itself
 STUDIES_OF_JOB = 100
-SHAPES_USED = 8  # listing a problem's space takes a second, and is done once
 
 
 def submit(database: Database, studies: int, trials: int) -> None:
@@ -53,28 +52,15 @@ def submit(database: Database, studies: int, trials: int) -> None:
 
 def _study(number: int, trials: int) -> queries.NewStudy:
     m, n, k = SHAPES[number % SHAPES_USED]
-    problem = GemmProblem(m=m, n=n, k=k)
     budget = Budget(trials=trials, wall_s=86_400.0)
-    request = TuneRequest(problem=problem, arch=PROFILE.arch.name, budget=budget, sampler="random", seed=number)
-    return queries.NewStudy(
-        study_key=request.study_key,
-        m=m,
-        n=n,
-        k=k,
-        dtype=problem.dtype.value,
-        layout=problem.layout.value,
-        arch=request.arch,
-        device_name=request.device,
-        request=request.to_dict(),
-        seed=request.seed,
-    )
+    problem = GemmProblem(m=m, n=n, k=k)
+    return new_study(TuneRequest(problem=problem, arch=PROFILE.arch.name, budget=budget, sampler="random", seed=number))
 
 
-def rss_mib(process: psutil.Process) -> dict[str, float]:
+def memory_mib(process: psutil.Process) -> dict[str, float]:
     """Resident memory of a tuner and of its bridge."""
     bridges = [child for child in process.children(recursive=True) if "bridge" in " ".join(child.cmdline())]
-    found = {"tuner": process.memory_info().rss / MIB, "bridge": sum(one.memory_info().rss for one in bridges) / MIB}
-    return {name: round(value, 1) for name, value in found.items()}
+    return {"tuner": rss_mib([process]), "bridge": rss_mib(bridges)}
 
 
 def counts(database: Database) -> tuple[int, int]:
@@ -102,7 +88,7 @@ def watched(database: Database, fleet: Fleet, studies: int, max_seconds: float) 
         done, trials = counts(database)
         if done * LOOKS >= looked * studies:
             looked += 1
-            row = {"studies": done, "trials": trials, **rss_mib(process)}
+            row = {"studies": done, "trials": trials, **memory_mib(process)}
             print(json.dumps(row), flush=True)
             yield row
         if done == studies:
@@ -145,13 +131,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "schema": 1,
         "command": f"python -m tests.soak.ray_memory --studies {options.studies} --trials {options.trials}",
-        "environment": {
-            "python": sys.version.split()[0],
-            "cores": psutil.cpu_count(),
-            "load_1min": round(os.getloadavg()[0], 1),
-            "engine": "ray, invented devices",
-            "database": "sqlite",
-        },
+        "environment": {**host(), "engine": "ray, invented devices", "database": "sqlite"},
         "studies": done,
         "trials": trials,
         "studies_with_missing_trials": lacking,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from kernels.artifacts import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def host() -> dict[str, Any]:
+    """What a figure of this machine needs beside it: Python, cores, and how busy it is now."""
+    return {"python": sys.version.split()[0], "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -27,6 +27,7 @@ from kernels.toolchain import find_toolchain
 from search_space.request import Budget, TuneRequest
 from search_space.space import random_legal
 from tests.soak.report import hand_over
+from tests.soak.studies import new_study
 from tuner.engine.base import CompileJob
 from tuner.engine.compile_pool import CompilePoolOptions
 from tuner.engine.fake import FakeEngine, FakeOptions
@@ -84,18 +85,7 @@ def wall_s_of_study(trials: int, sampler: str) -> tuple[float, int]:
     engine = FakeEngine(PROFILE, options=FakeOptions())
     with tempfile.TemporaryDirectory() as folder, Database.open(f"sqlite:///{folder}/cost.db") as database:
         with database.write() as session:
-            new = queries.NewStudy(
-                study_key=request.study_key,
-                m=PROBLEM.m,
-                n=PROBLEM.n,
-                k=PROBLEM.k,
-                dtype=PROBLEM.dtype.value,
-                layout=PROBLEM.layout.value,
-                arch="sm_90a",
-                device_name=None,
-                request=request.to_dict(),
-            )
-            job = queries.create_job(session, request={}, mode="measure", studies=[new])
+            job = queries.create_job(session, request={}, mode="measure", studies=[new_study(request)])
             study_id = queries.studies_of_job(session, job.id)[0].id
         recorder = StudyRecorder(database, study_id, request, engine.device)
         began = time.perf_counter()

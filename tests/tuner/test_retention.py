@@ -10,6 +10,7 @@ import pytest
 from db import queries
 from db.database import Database
 from kernels.artifacts import ArtifactStore
+from tests.soak.studies import new_study
 from tests.tuner.support import instant_service, request
 from tuner.engines import FakeEngines
 from tuner.exporting import run_export
@@ -38,18 +39,7 @@ def tuned(settings: Settings, **changes: object) -> str:
     wanted = request(8, mode="model", **changes)
     with Database.open(settings.database_url) as database:
         with database.write() as session:
-            study = queries.NewStudy(
-                study_key=wanted.study_key,
-                m=wanted.problem.m,
-                n=wanted.problem.n,
-                k=wanted.problem.k,
-                dtype=wanted.problem.dtype.value,
-                layout=wanted.problem.layout.value,
-                arch=wanted.arch,
-                device_name=wanted.device,
-                request=wanted.to_dict(),
-            )
-            queries.create_job(session, request={}, mode="model", studies=[study])
+            queries.create_job(session, request={}, mode="model", studies=[new_study(wanted)])
         run_service(settings, FakeEngines, threading.Event(), until_idle=True)
         with database.read() as session:
             (result,) = queries.results(session, limit=1)

@@ -21,6 +21,7 @@ from kernels.devices import profile_named
 from search_space import samplers
 from search_space.request import Budget, TuneRequest
 from tests.conftest import BACKENDS
+from tests.soak.studies import new_study
 from tests.tuner.support import LATE, PROBLEM, Everyone, instant_service, request, tune
 from tuner.engine.fake import FakeOptions, FakeTimes, fake_device
 from tuner.engine.faults import TRIAL_LAUNCHES, Fault, FaultKind, FaultPlan
@@ -65,21 +66,7 @@ def submit(settings: Settings, *requests: TuneRequest, force: bool = False) -> l
             request={},
             mode=requests[0].mode.value,
             force=force,
-            studies=[
-                queries.NewStudy(
-                    study_key=asked.study_key,
-                    m=asked.problem.m,
-                    n=asked.problem.n,
-                    k=asked.problem.k,
-                    dtype=asked.problem.dtype.value,
-                    layout=asked.problem.layout.value,
-                    arch=asked.arch,
-                    device_name=asked.device,
-                    request=asked.to_dict(),
-                    seed=asked.seed,
-                )
-                for asked in requests
-            ],
+            studies=[new_study(asked) for asked in requests],
         )
         return [study.id for study in queries.studies_of_job(session, job.id)]
 

@@ -53,15 +53,14 @@ class Counts:
 class _Ready:
     """A kernel that is loaded for one device.
 
-    product: of its operands; None where it does not serve how they lie
+    kernel, loaded: what it is, and its module
     called: whether it ran before, so that its code is on the device
     """
 
-    __slots__ = ("called", "device", "kernel", "loaded", "product")
+    __slots__ = ("called", "device", "kernel", "loaded")
 
     def __init__(self, kernel: Kernel, loaded: Loaded, device: torch.device) -> None:
-        self.kernel, self.loaded, self.device = kernel, loaded, device
-        self.product, self.called = loaded.product, False
+        self.kernel, self.loaded, self.device, self.called = kernel, loaded, device, False
 
     def ran(self) -> None:
         """From now on it is on the quick way, where modules have one."""
@@ -164,7 +163,7 @@ def _product(found: _Ready, a: Tensor, b: Tensor) -> Tensor:
         and not (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not a.dtype)
         and (found.called or not torch.cuda.is_current_stream_capturing())
     ):
-        d = found.product(a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b)
+        d = found.loaded.product(a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b)
         if d is not None:
             if not found.called:
                 found.ran()
